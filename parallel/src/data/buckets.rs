@@ -1,7 +1,7 @@
 //! Gradients of replicas, averaged in buckets while the backward pass goes on.
 
 use half::bf16;
-use warpsmith::{Device, Stream, Tensor, ops};
+use warpsmith::{Device, Stream, StreamPriority, Tensor, ops};
 
 use super::layout::{Packed, as_rows};
 use crate::communicator::{Communicator, Reduction};
@@ -27,11 +27,14 @@ pub struct GradientOptions {
     pub bucket_bytes: usize,
     /// The type in which they travel.
     pub wire: Wire,
+    /// The priority of the stream that averages run on. High unless it is set: the sooner an average begins, the sooner the
+    /// optimiser can.
+    pub priority: StreamPriority,
 }
 
 impl Default for GradientOptions {
     fn default() -> Self {
-        Self { bucket_bytes: 64 << 20, wire: Wire::F32 }
+        Self { bucket_bytes: 64 << 20, wire: Wire::F32, priority: StreamPriority::High }
     }
 }
 
@@ -106,7 +109,7 @@ impl Gradients {
             packed[bucket].add(shape)?;
         }
         let buckets = packed.into_iter().map(|packed| Bucket::new(device, packed, options.wire));
-        let stream = device.new_stream()?;
+        let stream = device.new_stream_with_priority(options.priority)?;
         Ok(Self {
             communicator: communicator.on(&stream),
             stream,
@@ -115,6 +118,12 @@ impl Gradients {
             places,
             next: 0,
         })
+    }
+
+    /// The stream that averages run on.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
     }
 
     /// How many gradients there are.

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use warpsmith::ops::elementwise::ElementwiseElement;
 use warpsmith::optim::AdamW;
-use warpsmith::{Device, Stream, Tensor, ops};
+use warpsmith::{Device, Stream, StreamPriority, Tensor, ops};
 
 use super::layout::{ALIGNMENT, Packed, as_rows};
 use crate::checkpoint::{Checkpoint, Part, Saved};
@@ -94,7 +94,7 @@ impl<T: ElementwiseElement> Sharded<T> {
     ///
     /// As for [`Device::new_stream`].
     pub fn new(communicator: &Communicator, device: &Device) -> Result<Self> {
-        let communicator = communicator.on(&device.new_stream()?);
+        let communicator = communicator.on(&device.new_stream_with_priority(StreamPriority::High)?);
         Ok(Self { communicator, device: device.clone(), units: Vec::new() })
     }
 

@@ -1,6 +1,6 @@
 //! Doing what a schedule says, with the stages before and after on other ranks.
 
-use warpsmith::{Device, Element, Stream, Tensor};
+use warpsmith::{Device, Element, Stream, StreamPriority, Tensor};
 
 use super::schedule::{Action, Place, Schedule};
 use crate::communicator::{Communicator, NcclOptions};
@@ -80,7 +80,8 @@ impl Links {
 
     fn of(device: &Device, mut communicator: impl FnMut() -> Result<Communicator>) -> Result<Self> {
         let mut link = || -> Result<Link> {
-            let stream = device.new_stream()?;
+            // What other stages wait for comes before this stage's own work.
+            let stream = device.new_stream_with_priority(StreamPriority::High)?;
             Ok(Link { communicator: communicator()?.on(&stream), stream })
         };
         let mut three = || -> Result<[Link; LINKS]> { Ok([link()?, link()?, link()?]) };

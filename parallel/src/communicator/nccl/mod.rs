@@ -39,14 +39,32 @@ pub struct NcclOptions {
     /// Whether ranks compare each collective over host memory before it is enqueued. Then ranks that disagree get an error at
     /// once, instead of waiting for the time limit. The host waits in every call.
     pub compares_calls: bool,
+    /// Thread blocks of a call's kernel at most, at least 1; NCCL's choice where it is not set. Each takes a multiprocessor that a
+    /// product beside it cannot have; too few do not fill the links. All ranks give the same number.
+    pub max_ctas: Option<u32>,
 }
 
 impl NcclOptions {
     /// Compares each collective over host memory first.
     #[must_use]
     pub fn comparing_calls(self) -> Self {
-        Self { compares_calls: true }
+        Self { compares_calls: true, ..self }
     }
+
+    /// Limits the thread blocks of a call's kernel.
+    #[must_use]
+    pub fn with_max_ctas(self, max_ctas: impl Into<Option<u32>>) -> Self {
+        Self { max_ctas: max_ctas.into(), ..self }
+    }
+}
+
+/// The version of NCCL's library, such as 2.28.3.
+///
+/// # Errors
+///
+/// [`Error::Library`] if it is missing.
+pub fn nccl_version() -> Result<String> {
+    Ok(Library::get()?.version_text())
 }
 
 /// One rank of a NCCL communicator.
@@ -75,15 +93,17 @@ pub(crate) fn create(host: &Communicator, device: &Device, options: NcclOptions)
     let Some(agreement) = host.backend.host() else {
         return Err(argument(OPERATION, "host", "a communicator over host memory", host.backend.name()));
     };
+    let max_ctas = max_ctas(options)?;
     expect_no_multicast(std::env::var(MULTICAST).ok())?;
     let library = Library::get()?;
     let _current = device.make_current()?;
     let (rank, size) = (host.rank(), host.size());
     let id = introduce(agreement, library, device)?;
     let limit = agreement.limit();
-    let comm =
-        Comm::create(library, [rank, size], id, config(library), limit, &|| agreement.inbox().failure())
-            .map_err(|failure| agreement.fail(failure))?;
+    let comm = Comm::create(library, [rank, size], id, config(library, max_ctas), limit, &|| {
+        agreement.inbox().failure()
+    })
+    .map_err(|failure| agreement.fail(failure))?;
     let watched = Watched::start(comm, host.backend.clone(), device.clone(), limit)?;
     Ok(NcclRank { rank, size, device: device.clone(), library, options, watched, host: host.backend.clone() })
 }
@@ -149,8 +169,20 @@ impl Introduction {
     }
 }
 
-/// Calls return at once; all else is NCCL's choice.
-fn config(library: &Library) -> ncclConfig_t {
+/// NCCL's number for the most thread blocks.
+fn max_ctas(options: NcclOptions) -> Result<c_int> {
+    match options.max_ctas.map(c_int::try_from) {
+        None => Ok(UNDEFINED),
+        Some(Ok(number)) if number > 0 => Ok(number),
+        Some(_) => {
+            let actual = options.max_ctas.unwrap_or_default();
+            Err(argument(OPERATION, "max_ctas", format!("1 to {}", c_int::MAX), actual))
+        }
+    }
+}
+
+/// Calls return at once; all else that is not asked for is NCCL's choice.
+fn config(library: &Library, max_ctas: c_int) -> ncclConfig_t {
     ncclConfig_t {
         size: size_of::<ncclConfig_t>(),
         magic: MAGIC,
@@ -158,7 +190,7 @@ fn config(library: &Library) -> ncclConfig_t {
         blocking: 0,
         cgaClusterSize: UNDEFINED,
         minCTAs: UNDEFINED,
-        maxCTAs: UNDEFINED,
+        maxCTAs: max_ctas,
         netName: std::ptr::null(),
         splitShare: UNDEFINED,
         trafficClass: UNDEFINED,
@@ -245,7 +277,7 @@ impl NcclRank {
         if stream.is_capturing() {
             return Ok(());
         }
-        self.watched.watch(call.to_string(), stream.record()?);
+        self.watched.watch(*call, stream.record()?);
         Ok(())
     }
 
@@ -448,7 +480,7 @@ const PAUSE: Duration = Duration::from_micros(50);
 
 #[cfg(test)]
 mod tests {
-    use super::expect_no_multicast;
+    use super::{UNDEFINED, expect_no_multicast, max_ctas};
     use crate::{Communicator, NcclOptions};
 
     #[test]
@@ -468,5 +500,16 @@ mod tests {
             assert!(error.to_string().contains("expected a GPU"), "{error}");
         }
         Ok(())
+    }
+
+    #[test]
+    fn thread_blocks_are_at_least_one() {
+        let of = |number: u32| max_ctas(NcclOptions::default().with_max_ctas(number));
+        assert_eq!(of(1).ok(), Some(1));
+        assert_eq!(max_ctas(NcclOptions::default()).ok(), Some(UNDEFINED));
+        for number in [0, u32::MAX] {
+            let error = of(number).expect_err("there are no such numbers of blocks").to_string();
+            assert!(error.contains(&format!("max_ctas is {number}")), "{error}");
+        }
     }
 }

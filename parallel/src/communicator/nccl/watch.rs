@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -54,7 +55,7 @@ impl Comm {
         if is_error(code) || raw.is_null() {
             return Err(library.failure(OPERATION, code, std::ptr::null_mut()));
         }
-        match comm.settle(OPERATION, limit, interruption) {
+        match comm.settle(&OPERATION, limit, interruption) {
             Ok(()) => Ok(comm),
             Err(failure) => {
                 comm.abort();
@@ -79,7 +80,7 @@ impl Comm {
     /// one; `interruption` says why there is no more use in that.
     fn settle(
         &self,
-        operation: &str,
+        operation: &dyn fmt::Display,
         limit: Duration,
         interruption: &dyn Fn() -> Option<Failure>,
     ) -> std::result::Result<(), Failure> {
@@ -95,8 +96,8 @@ impl Comm {
                     }
                     std::thread::sleep(PAUSE);
                 }
-                IN_PROGRESS => return Err(Failure::TimeLimit { call: operation.into(), limit }),
-                code => return Err(self.library.failure(operation, code, self.raw)),
+                IN_PROGRESS => return Err(Failure::TimeLimit { call: operation.to_string(), limit }),
+                code => return Err(self.library.failure(&operation.to_string(), code, self.raw)),
             }
         }
     }
@@ -111,7 +112,7 @@ impl Comm {
     fn end(self, limit: Duration) {
         // SAFETY: nobody enqueues anything after this.
         let code = unsafe { (self.library.finalize)(self.raw) };
-        if is_error(code) || self.settle("ncclCommFinalize", limit, &|| None).is_err() {
+        if is_error(code) || self.settle(&"ncclCommFinalize", limit, &|| None).is_err() {
             return self.abort();
         }
         // SAFETY: nobody uses the communicator after this.
@@ -119,9 +120,9 @@ impl Comm {
     }
 }
 
-/// Work that has been enqueued.
+/// Work that has been enqueued. What it is called is only put into words when it fails.
 struct Pending {
-    call: String,
+    call: Call,
     done: Event,
 }
 
@@ -169,9 +170,8 @@ impl Watched {
                         true => Err(comm.library.failure(&call.to_string(), code, comm.raw)),
                         false => {
                             let gone_since = Cell::new(None);
-                            let name = call.to_string();
-                            comm.settle(&name, self.shared.limit, &|| {
-                                self.shared.interruption(&name, &gone_since)
+                            comm.settle(call, self.shared.limit, &|| {
+                                self.shared.interruption(call, &gone_since)
                             })
                         }
                     }
@@ -186,7 +186,7 @@ impl Watched {
         self.shared.comm.lock().as_ref().map(|comm| comm.raw.cast())
     }
 
-    pub(super) fn watch(&self, call: String, done: Event) {
+    pub(super) fn watch(&self, call: Call, done: Event) {
         self.shared.pending.lock().push_back(Pending { call, done });
     }
 
@@ -280,34 +280,37 @@ impl Shared {
                 return Err(comm.library.failure("work that was enqueued", code, comm.raw));
             }
         }
-        let mut pending = self.pending.lock();
-        while let Some(first) = pending.front() {
+        // The lock is not held while the driver is asked: a rank that enqueues work does not wait for that. Only this thread
+        // takes from the front.
+        let call = loop {
+            let first = self.pending.lock().pop_front();
+            let Some(first) = first else {
+                (*oldest_since, *gone_since) = (Instant::now(), None);
+                return Ok(());
+            };
             let failed = |error: warpsmith::Error| Failure::Lost {
-                call: first.call.clone(),
+                call: first.call.to_string(),
                 rank: self.host.rank(),
                 reason: error.to_string(),
             };
             if !first.done.is_done().map_err(failed)? {
-                break;
+                let call = first.call;
+                self.pending.lock().push_front(first);
+                break call;
             }
-            pending.pop_front();
             *oldest_since = Instant::now();
-        }
-        let Some(Pending { call, .. }) = pending.front() else {
-            (*oldest_since, *gone_since) = (Instant::now(), None);
-            return Ok(());
         };
         if oldest_since.elapsed() > self.limit {
-            return Err(Failure::TimeLimit { call: call.clone(), limit: self.limit });
+            return Err(Failure::TimeLimit { call: call.to_string(), limit: self.limit });
         }
         let since = Cell::new(*gone_since);
-        let interruption = self.interruption(call, &since);
+        let interruption = self.interruption(&call, &since);
         *gone_since = since.get();
         interruption.map_or(Ok(()), Err)
     }
 
     /// Why a call that other ranks have a part in will not end: one has failed, or has been gone for long.
-    fn interruption(&self, call: &str, gone_since: &Cell<Option<Instant>>) -> Option<Failure> {
+    fn interruption(&self, call: &Call, gone_since: &Cell<Option<Instant>>) -> Option<Failure> {
         let inbox = self.host.host()?.inbox();
         if let Some(failure) = inbox.failure() {
             return Some(failure);
@@ -315,6 +318,6 @@ impl Shared {
         let (rank, reason) = inbox.any_gone()?;
         let since = gone_since.get().unwrap_or_else(Instant::now);
         gone_since.set(Some(since));
-        (since.elapsed() > GRACE).then(|| Failure::Lost { call: call.into(), rank, reason })
+        (since.elapsed() > GRACE).then(|| Failure::Lost { call: call.to_string(), rank, reason })
     }
 }
