@@ -119,8 +119,9 @@ pub struct SplitExperts {
     communicator: Communicator,
     placement: Placement,
     layout: ExpertLayout,
-    /// `None` if this rank has no experts.
-    table: Option<ExpertTable>,
+    /// This rank's rows, and one of zeros for the experts of all others.
+    table: ExpertTable,
+    own_count: usize,
     activation: Activation,
 }
 
@@ -141,20 +142,19 @@ impl SplitExperts {
     ) -> Result<Self> {
         let placement = Placement::new(count, communicator.size());
         let own = placement.experts_of(communicator.rank());
-        let mut table = match own.is_empty() {
-            true => None,
-            false => Some(ExpertTable::zeros(device, layout, own.len())?),
-        };
+        let mut rows = ExpertTable::zeros(device, layout, own.len() + 1)?;
         for (index, experts) in own.chunks(AT_A_TIME).enumerate() {
             let [u, w, v] = vectors(experts)?;
-            let mut rows = vec![0; experts.len() * layout.row_bytes()];
-            layout.pack_rows(ExpertVectors { u: &u, w: &w, v: &v }, &mut rows)?;
-            if let Some(table) = &mut table {
-                table.write_rows(index * AT_A_TIME, &rows)?;
-            }
+            let mut bytes = vec![0; experts.len() * layout.row_bytes()];
+            layout.pack_rows(ExpertVectors { u: &u, w: &w, v: &v }, &mut bytes)?;
+            rows.write_rows(index * AT_A_TIME, &bytes)?;
         }
-        let (communicator, activation) = (communicator.clone(), Activation::GeluErf);
-        Ok(Self { communicator, placement, layout, table, activation })
+        // Below 2³², as the table's rows are.
+        let mut slot_of = vec![own.len() as u32; count];
+        own.iter().enumerate().for_each(|(row, &expert)| slot_of[expert] = row as u32);
+        let table = ExpertTable::part(&rows, &slot_of)?;
+        let (communicator, activation, own_count) = (communicator.clone(), Activation::GeluErf, own.len());
+        Ok(Self { communicator, placement, layout, table, own_count, activation })
     }
 
     /// What the hidden units do to x·u.
@@ -172,47 +172,39 @@ impl SplitExperts {
     /// How many experts this rank has.
     #[must_use]
     pub fn own_count(&self) -> usize {
-        self.table.as_ref().map_or(0, ExpertTable::count)
+        self.own_count
     }
 
     /// The outputs `[T, O]` of this rank's tokens `[T, D]`, for the experts of all ranks that `routing` names, `[T, H, k]`. All
     /// ranks have as many tokens.
     ///
-    /// Each rank's output of a token is rounded to the type of x before these are added. The numbers of experts pass through
-    /// host memory, so that the host waits for the routing.
+    /// Each rank's output of a token is rounded to the type of x before these are added. All of it is enqueued on the device, which
+    /// leaves out the experts of other ranks; the host does not wait. Numbers of a token or gates that are not finite may make
+    /// its output NaN.
+    ///
+    /// A number of no expert is an error on the CPU. A GPU and the emulator make the token's outputs NaN, as [`ops::expert_mlp`]
+    /// does.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`](crate::Error::Argument) if shapes do not fit, or there is no expert of a number; then the other
-    /// ranks get a [`Failure`](crate::Error::Failure). Otherwise as [`ops::expert_mlp`] and [`Communicator::reduce_scatter`].
+    /// [`Error::Argument`](crate::Error::Argument) if shapes do not fit. Otherwise as [`ops::expert_mlp`],
+    /// [`Communicator::all_gather`] and [`Communicator::reduce_scatter`].
     pub fn forward<T: ExpertInput>(&self, x: &Tensor<T>, routing: &Routing) -> Result<Tensor<T>> {
         let (device, size) = (x.device(), self.communicator.size());
-        let [tokens, experts] = self.expect_shapes(x, routing)?;
-        let ids = self.gathered(&routing.ids.contiguous()?)?;
-        let gates = self.gathered(&routing.gates.contiguous()?)?;
-        // What a failed communicator leaves is no routing.
-        self.communicator.synchronize(device)?;
-        let (ids, gates) = (ids.to_vec()?, gates.to_vec()?);
+        let [tokens, heads, k] = self.expect_shapes(x, routing)?;
+        let all = [tokens * size, heads, k];
+        let ids = self.gathered(&routing.ids.contiguous()?)?.reshape(all)?;
+        let gates = self.gathered(&routing.gates.contiguous()?)?.reshape(all)?;
         let x = self.gathered(&x.contiguous()?)?.reshape([tokens * size, self.layout.d()])?;
-        let own = self.own_pairs(&ids, &gates, experts)?;
-        let partial = match &self.table {
-            Some(table) if own.width > 0 => {
-                let shape = [tokens * size, 1, own.width];
-                let routing = Routing {
-                    ids: Tensor::from_slice(device, &own.rows, shape)?,
-                    gates: Tensor::from_slice(device, &own.gates, shape)?,
-                };
-                ops::expert_mlp(&x, &routing, table).activation(self.activation).run()?
-            }
-            _ => Tensor::zeros(device, [tokens * size, self.layout.o()])?,
-        };
+        let routing = Routing { ids, gates };
+        let partial = ops::expert_mlp(&x, &routing, &self.table).activation(self.activation).run()?;
         let mut y = Tensor::uninit(device, [tokens, self.layout.o()])?;
         self.communicator.reduce_scatter(&partial, &mut y, Reduction::Sum)?;
         Ok(y)
     }
 
-    /// Tokens, and experts of each.
-    fn expect_shapes<T: ExpertInput>(&self, x: &Tensor<T>, routing: &Routing) -> Result<[usize; 2]> {
+    /// Tokens, heads, and experts of each.
+    fn expect_shapes<T: ExpertInput>(&self, x: &Tensor<T>, routing: &Routing) -> Result<[usize; 3]> {
         let of = |shape: &[usize]| format!("of shape {shape:?}");
         let &[tokens, columns] = x.shape() else {
             return Err(argument(OPERATION, "x", "[tokens, columns]", of(x.shape())));
@@ -231,7 +223,7 @@ impl SplitExperts {
             let gates = routing.gates.shape();
             return Err(argument(OPERATION, "gates", format!("shape {ids:?}, as ids have"), of(gates)));
         }
-        Ok([tokens, heads.saturating_mul(k)])
+        Ok([tokens, heads, k])
     }
 
     /// The tensors of all ranks in one vector.
@@ -240,40 +232,4 @@ impl SplitExperts {
         self.communicator.all_gather(own, &mut all)?;
         Ok(all)
     }
-
-    /// The rows of this rank's experts among those of each token.
-    fn own_pairs(&self, ids: &[u32], gates: &[f32], experts: usize) -> Result<OwnPairs> {
-        let rank = self.communicator.rank();
-        let mut pairs: Vec<Vec<(u32, f32)>> = Vec::new();
-        for (ids, gates) in ids.chunks(experts.max(1)).zip(gates.chunks(experts.max(1))) {
-            let mut own = Vec::new();
-            for (&id, &gate) in ids.iter().zip(gates) {
-                let Some([owner, row]) = self.placement.find(id as usize) else {
-                    let expected = format!("below {}", self.placement.count);
-                    return Err(argument(OPERATION, "ids", expected, id));
-                };
-                if owner == rank {
-                    own.push((u32::try_from(row).unwrap_or(u32::MAX), gate));
-                }
-            }
-            pairs.push(own);
-        }
-        let width = pairs.iter().map(Vec::len).max().unwrap_or(0);
-        let (mut rows, mut own_gates) = (Vec::new(), Vec::new());
-        for mut own in pairs {
-            // A gate of 0 adds nothing; the row is one that the token reads anyway, where it reads any.
-            let padding = own.first().map_or(0, |pair| pair.0);
-            own.resize(width, (padding, 0.0));
-            rows.extend(own.iter().map(|pair| pair.0));
-            own_gates.extend(own.iter().map(|pair| pair.1));
-        }
-        Ok(OwnPairs { width, rows, gates: own_gates })
-    }
-}
-
-/// Rows and gates of as many experts for each token.
-struct OwnPairs {
-    width: usize,
-    rows: Vec<u32>,
-    gates: Vec<f32>,
 }

@@ -5,6 +5,9 @@ use crate::launch::{Global, KernelParam};
 use crate::ptx;
 
 /// Where the rows of a table of experts are. A kernel parameter.
+///
+/// A table may be a part of one: `slot_of` is not null, but `host` is. Then the last resident row is zeros, and the experts that have this slot add
+/// nothing to an output of finite numbers.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ExpertRows {

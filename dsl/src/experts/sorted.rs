@@ -181,6 +181,13 @@ impl List {
         (unsafe { ptx::ld_shared_b32(self.at(unit)) }) & TOKEN_MASK
     }
 
+    /// Whether no unit is left from `unit` on, where a batch begins that is in shared memory.
+    #[inline(always)]
+    unsafe fn ends_at(&self, unit: u32) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.token(unit) == NO_TOKEN }
+    }
+
     /// Asks for the lane's chunk of a quarter of the units on their way, from unit `first` on, of vectors which begin at byte `from` of their units.
     #[inline(always)]
     unsafe fn ask(
@@ -323,6 +330,14 @@ impl<F: RowFormat> SortedShape for SortedExperts<F> {
             Self::stage_x(x.address(), &p, &s, group, shared);
             let (mut unit, mut current, mut x) = (0, u32::MAX, [[0f32; 4]; 8]);
             while unit < list.count {
+                if list.ends_at(unit) {
+                    // Later launches ask for these, but do not use them.
+                    while unit < list.count {
+                        ptx::st_global_b32(of_vector + unit as u64 * 4, 0);
+                        unit = ptx::opaque(unit + BATCH);
+                    }
+                    break;
+                }
                 let batch = unit;
                 list.put(batch + BATCH, next);
                 next = list.read(batch + 2 * BATCH);
@@ -418,7 +433,7 @@ impl<F: RowFormat> SortedShape for SortedExperts<F> {
             let at_token = |token: u32| shared + token * Self::TOKEN_BYTES + lane * 16;
             let none = at_token(NO_TOKEN);
             let (mut unit, mut current, mut sums) = (0, at_token(0), [[0f32; 4]; 8]);
-            while unit < list.count {
+            while unit < list.count && !list.ends_at(unit) {
                 let batch = unit;
                 list.put(batch + BATCH, next);
                 ptx::st_shared_f32(numbers + (batch + BATCH + lane) % (2 * BATCH) * 4, factor);

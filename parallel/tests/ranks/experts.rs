@@ -1,8 +1,8 @@
 //! Experts that are split over ranks, beside one table.
 
-use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertTable, ExpertVectors, Routing};
+use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat, ExpertLayout, ExpertTable, ExpertVectors, Routing};
 use warpsmith::ops::{self, Activation};
-use warpsmith::{Device, Tensor};
+use warpsmith::{Device, EmulatorOptions, Tensor};
 use warpsmith_parallel::experts::{Placement, SplitExperts};
 use warpsmith_parallel::{Result, launch};
 
@@ -176,10 +176,108 @@ fn operands_that_do_not_fit_are_refused() -> Result<()> {
         let flat = Routing { ids: routing.ids.reshape([4, 6])?, gates: routing.gates.reshape([4, 6])? };
         expect(split.forward(&x, &flat), "[tokens, heads, k]");
         let (_, far) = tokens(&device, 0, 4, 1000, true)?;
-        expect(split.forward(&x, &far), "expected below 5");
+        expect(split.forward(&x, &far), "expected that of an expert");
         let short = SplitExperts::new(&communicator, &device, layout, 5, |_| Ok([vec![], vec![], vec![]]));
         assert!(short.is_err());
         Ok(())
     })?;
     results.into_iter().collect()
+}
+
+/// An emulator with clusters.
+fn hopper() -> Device {
+    Device::emulator_with(EmulatorOptions { compute_capability: (9, 0), ..EmulatorOptions::default() })
+}
+
+/// A table of the experts `own` of `experts`, and a row of zeros.
+fn part_of(device: &Device, layout: ExpertLayout, own: &[usize], experts: usize) -> Result<ExpertTable> {
+    let [u, w, v] = vectors(own, true, layout.is_gated());
+    let mut bytes = vec![0; own.len() * layout.row_bytes()];
+    layout.pack_rows(ExpertVectors { u: &u, w: &w, v: &v }, &mut bytes)?;
+    let mut rows = ExpertTable::zeros(device, layout, own.len() + 1)?;
+    rows.write_rows(0, &bytes)?;
+    let mut slot_of = vec![own.len() as u32; experts];
+    own.iter().enumerate().for_each(|(row, &expert)| slot_of[expert] = row as u32);
+    Ok(ExpertTable::part(&rows, &slot_of)?)
+}
+
+#[test]
+fn parts_of_a_table_add_up_to_it_in_every_way_to_evaluate_them() -> Result<()> {
+    let ways = [None, Some(ExpertBlocks::One), Some(ExpertBlocks::Cluster(2)), Some(ExpertBlocks::Sorted)];
+    for (device, ways) in [(Device::cpu(), &ways[..1]), (hopper(), &ways[1..])] {
+        for (format, gated) in [(ExpertFormat::F32, true), (ExpertFormat::Bf16, false)] {
+            let layout = ExpertLayout::new(format, D, HIDDEN, O, gated)?;
+            for (count, experts, size) in [(1, 2, 2), (5, 50, 3), (37, 9, 2), (3, 2, 5)] {
+                let (x, routing) = tokens(&device, 0, count, experts, true)?;
+                for &blocks in ways {
+                    let run = |table: &ExpertTable| -> Result<Vec<f32>> {
+                        let operation = ops::expert_mlp(&x, &routing, table);
+                        Ok(operation.activation(Activation::Relu).blocks(blocks).run()?.to_vec()?)
+                    };
+                    let all: Vec<_> = (0..experts).collect();
+                    let whole = run(&part_of(&device, layout, &all, experts)?)?;
+                    assert!(whole.iter().any(|&number| number != 0.0));
+                    let placement = Placement::new(experts, size);
+                    let mut sums = vec![0.0; whole.len()];
+                    for rank in 0..size {
+                        let part = part_of(&device, layout, &placement.experts_of(rank), experts)?;
+                        sums.iter_mut().zip(run(&part)?).for_each(|(sum, number)| *sum += number);
+                    }
+                    assert_eq!(sums, whole, "{device} {format} {count} {experts} {size} {blocks:?}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn experts_that_are_none_are_found_in_parts_too() -> Result<()> {
+    for (device, blocks) in
+        [(Device::cpu(), None), (hopper(), Some(ExpertBlocks::One)), (hopper(), Some(ExpertBlocks::Sorted))]
+    {
+        let layout = ExpertLayout::new(ExpertFormat::F32, D, HIDDEN, O, false)?;
+        let table = part_of(&device, layout, &[1, 3], 5)?;
+        let x = Tensor::from_slice(&device, &[1.0f32; 2 * D], [2, D])?;
+        let routing = Routing {
+            ids: Tensor::from_slice(&device, &[0u32, 5, 1, 2], [2, 1, 2])?,
+            gates: Tensor::from_slice(&device, &[1.0f32; 4], [2, 1, 2])?,
+        };
+        let found = ops::expert_mlp(&x, &routing, &table).blocks(blocks).run();
+        if blocks.is_none() {
+            let error = found.expect_err("the CPU looks").to_string();
+            assert!(error.contains('5'), "{error}");
+            continue;
+        }
+        let found = found?.to_vec()?;
+        assert!(found[..O].iter().all(|number| number.is_nan()), "{found:?}");
+        assert!(found[O..].iter().all(|number| number.is_finite()), "{found:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn parts_that_do_not_fit_are_refused() -> Result<()> {
+    let device = Device::cpu();
+    let layout = ExpertLayout::new(ExpertFormat::F32, D, HIDDEN, O, false)?;
+    let zeros = ExpertTable::zeros(&device, layout, 2)?;
+    let part = ExpertTable::part(&zeros, &[0, 1, 1])?;
+    assert_eq!(part.count(), 3);
+    let [u, w, v] = vectors(&[1, 2], true, false);
+    let mut bytes = vec![0; 2 * layout.row_bytes()];
+    layout.pack_rows(ExpertVectors { u: &u, w: &w, v: &v }, &mut bytes)?;
+    let mut full = ExpertTable::zeros(&device, layout, 2)?;
+    full.write_rows(0, &bytes)?;
+    let none = ExpertTable::zeros(&device, layout, 0)?;
+    for (rows, slots, words) in [
+        (&zeros, &[0u32, 2][..], "numbers below 2"),
+        (&full, &[0], "zeros as the last row"),
+        (&part, &[0], "all on the device"),
+        (&none, &[], "at least 1"),
+    ] {
+        let error = ExpertTable::part(rows, slots).expect_err("it does not fit").to_string();
+        assert!(error.contains(words), "{error} lacks {words}");
+    }
+    assert!(part.read_rows(0..1).is_err());
+    Ok(())
 }

@@ -21,6 +21,8 @@ const PLACES_AT: u32 = COUNTS_AT + (GROUP_UNITS + 2) * 4;
 const ENTRIES_AT: u32 = COUNTS_AT;
 /// Their gates.
 const GATES_AT: u32 = PLACES_AT + GROUP_UNITS * 4;
+/// What stands in place of a unit that is none.
+const NO_UNIT: u32 = u32::MAX;
 /// A number for each warp.
 const SUMS_AT: u32 = GATES_AT + GROUP_UNITS * 4;
 
@@ -75,7 +77,8 @@ unsafe fn starts_of(at: u32, count: u32, sums: u32) {
 /// Sorts the units of a group of tokens, the block's, by their experts: each one's address and gate, to whole batches of them.
 ///
 /// They are in the order of the table's parts; in a part those of a token follow one another, in the order of its list. A unit of an expert that is none or
-/// nowhere has the address of one that is, and a gate that is no number. Behind the last unit it is repeated, as one of no token.
+/// nowhere has the address of one that is, and a gate that is no number. Units of experts that [add nothing](ExpertRows) are left out. Behind the last unit
+/// it is repeated, as one of no token.
 ///
 /// # Safety
 ///
@@ -106,6 +109,7 @@ pub unsafe fn order_units(
     let number_of = |i: usize| thread + i as u32 * ORDER_THREADS;
     // What is known of the thread's units: all of them are looked up at the same time.
     let (mut ids_of, mut gates_of, mut at) = ([0; OF_THREAD], [0.0; OF_THREAD], [0; OF_THREAD]);
+    let is_part = rows.host.is_null() && !rows.slot_of.is_null();
     // SAFETY: the caller's promise; all threads of the block take the same way, and wait before they read what others have written, or write over
     // what others have read.
     unsafe {
@@ -114,6 +118,15 @@ pub unsafe fn order_units(
             let is_there = number_of(i) < count;
             ids_of[i] = ptx::ld_global_f32_if(ids.address() + from, is_there).to_bits();
             gates_of[i] = ptx::ld_global_f32_if(gates.address() + from, is_there);
+            at[i] = if is_there { 0 } else { NO_UNIT };
+        }
+        if is_part {
+            for i in 0..OF_THREAD {
+                let slot = rows.slot_of.address() + ids_of[i] as u64 * 4;
+                let is_known = at[i] != NO_UNIT && ids_of[i] < rows.count;
+                let slot = ptx::ld_global_f32_if(slot, is_known).to_bits();
+                at[i] = if is_known && slot == rows.slots - 1 { NO_UNIT } else { at[i] };
+            }
         }
         let mut bin = thread;
         while bin < bins {
@@ -122,7 +135,7 @@ pub unsafe fn order_units(
         }
         thread::sync_threads();
         for i in 0..OF_THREAD {
-            if number_of(i) < count {
+            if at[i] != NO_UNIT {
                 // In any order within the bin.
                 let bin = (ids_of[i].min(last) >> s.part_bits) * tokens + number_of(i) / of_token.max(1);
                 at[i] = bin << 16 | ptx::atom_shared_add_u32(counts + bin * 4, 1);
@@ -131,8 +144,9 @@ pub unsafe fn order_units(
         thread::sync_threads();
         starts_of(counts, bins, shared + SUMS_AT);
         thread::sync_threads();
+        let own = ptx::ld_shared_b32(counts + bins * 4);
         for (i, at) in at.iter().enumerate() {
-            if number_of(i) < count {
+            if *at != NO_UNIT {
                 let [bin, place] = halves(*at);
                 let start = ptx::ld_shared_b32(counts + bin * 4);
                 ptx::st_shared_b32(places + (start + place) * 4, number_of(i));
@@ -140,7 +154,7 @@ pub unsafe fn order_units(
         }
         thread::sync_threads();
         for (i, at) in at.iter_mut().enumerate() {
-            if number_of(i) < count {
+            if *at != NO_UNIT {
                 let [bin, _] = halves(*at);
                 let mut other = ptx::ld_shared_b32(counts + bin * 4);
                 let end = ptx::ld_shared_b32(counts + (bin + 1) * 4);
@@ -153,7 +167,7 @@ pub unsafe fn order_units(
         }
         thread::sync_threads();
         for i in 0..OF_THREAD {
-            if number_of(i) < count {
+            if at[i] != NO_UNIT {
                 let row = rows.find(ids_of[i]);
                 let address = match row {
                     Some(row) => row + (number_of(i) % hidden) as u64 * p.unit_bytes,
@@ -169,11 +183,15 @@ pub unsafe fn order_units(
         let list = group as u64 * s.room as u64;
         let mut place = thread;
         while place < count.next_multiple_of(BATCH) {
-            let from = place.min(count - 1);
-            let [mut low, high] =
-                ptx::ld_shared_v2_f32(shared + ENTRIES_AT + from * ENTRY_BYTES).map(f32::to_bits);
-            low |= if place < count { 0 } else { NO_TOKEN };
-            let gate = ptx::ld_shared_b32(shared + GATES_AT + from * 4);
+            let (mut entry, mut gate) =
+                ([rows.resident.address() as u32, (rows.resident.address() >> 32) as u32], 0);
+            if own > 0 {
+                let from = place.min(own - 1);
+                entry = ptx::ld_shared_v2_f32(shared + ENTRIES_AT + from * ENTRY_BYTES).map(f32::to_bits);
+                gate = ptx::ld_shared_b32(shared + GATES_AT + from * 4);
+            }
+            let [mut low, high] = entry;
+            low |= if place < own { 0 } else { NO_TOKEN };
             ptx::st_global_v2_b32(units.address() + (list + place as u64) * ENTRY_BYTES as u64, [low, high]);
             ptx::st_global_b32(sorted.address() + (list + place as u64) * 4, gate);
             place = ptx::opaque(place + ORDER_THREADS);

@@ -36,6 +36,8 @@ pub struct ExpertTable {
 enum Rows {
     /// On the device, in their order: `[N, row bytes]`.
     Resident(Tensor<u8>),
+    /// Those of some experts in slots, of which the last one is zeros and stands for all other experts.
+    Part { slots: Tensor<u8>, slot_of: Tensor<u32> },
     /// Some of them in slots on the device, all of them in `host`.
     Cached { slots: Tensor<u8>, slot_of: Tensor<u32>, host: Tensor<u8> },
     /// In memory that the caller keeps: the addresses of slots, of all rows and of the slots' numbers, and how many slots there are.
@@ -165,6 +167,52 @@ impl ExpertTable {
         Ok(Self { layout, count, rows: Rows::Cached { slots, slot_of, host } })
     }
 
+    /// A table of which this device has a part: expert `i` has row `slot_of[i]` of `rows`. The last row there is zeros, and stands for the experts that other
+    /// devices have: those add nothing to an output, as long as a token's numbers and gates are finite. So the outputs of all parts add up to those of the table.
+    ///
+    /// ```
+    /// use warpsmith::ops::peer::{ExpertFormat, ExpertTable, Routing};
+    /// use warpsmith::ops::{self, Activation};
+    /// use warpsmith::{Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let u = Tensor::from_slice(&device, &[1.0f32, 1.0, 0.0], [3, 1])?;
+    /// let v = Tensor::from_slice(&device, &[10.0f32, 100.0, 0.0], [3, 1])?;
+    /// // Of four experts, number 3 and number 1 are here.
+    /// let rows = ExpertTable::from_tensors(ExpertFormat::F32, &u, None, &v)?;
+    /// let part = ExpertTable::part(&rows, &[2, 1, 2, 0])?;
+    /// let ids = Tensor::from_slice(&device, &[0u32, 1, 3], [1, 1, 3])?;
+    /// let gates = Tensor::from_slice(&device, &[1.0f32; 3], [1, 1, 3])?;
+    /// let x = Tensor::from_slice(&device, &[2.0f32], [1, 1])?;
+    /// let y = ops::expert_mlp(&x, &Routing { ids, gates }, &part).activation(Activation::Relu).run()?;
+    /// assert_eq!(y.to_vec()?, [220.0]);
+    /// # Ok::<(), warpsmith::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if `rows` does not hold its rows in their order, its last row is not zeros, or there is no such row as a number names;
+    /// [`Error::SizeLimit`] as [`zeros`](Self::zeros), and whatever copying may return.
+    pub fn part(rows: &Self, slot_of: &[u32]) -> Result<Self> {
+        let wrong = |argument, expected: String, actual: String| {
+            Err(Error::Argument { operation: OPERATION, argument, expected, actual })
+        };
+        expect_count(slot_of.len())?;
+        let Rows::Resident(slots) = &rows.rows else {
+            return wrong("rows", "a table whose rows are all on the device".into(), "another table".into());
+        };
+        expect_slots(rows.count)?;
+        if slots.slice(0, rows.count - 1..rows.count)?.to_vec()?.iter().any(|&byte| byte != 0) {
+            return wrong("rows", "zeros as the last row".into(), "other numbers".into());
+        }
+        if let Some(slot) = slot_of.iter().find(|slot| **slot as usize >= rows.count) {
+            return wrong("slot_of", format!("numbers below {}", rows.count), slot.to_string());
+        }
+        let (slots, slot_of) = (slots.clone(), Tensor::from_slice(slots.device(), slot_of, [slot_of.len()])?);
+        let count = slot_of.len();
+        Ok(Self { layout: rows.layout, count, rows: Rows::Part { slots, slot_of } })
+    }
+
     /// As [`cached`](Self::cached), of memory that kernels on `device` reach at these addresses, and that the caller keeps: that of `slots` slots, that
     /// of all rows, and that of the slots' numbers.
     ///
@@ -214,7 +262,7 @@ impl ExpertTable {
     #[must_use]
     pub fn device(&self) -> &Device {
         match &self.rows {
-            Rows::Resident(rows) => rows.device(),
+            Rows::Resident(rows) | Rows::Part { slots: rows, .. } => rows.device(),
             Rows::Cached { host, .. } => host.device(),
             Rows::Foreign { device, .. } => device,
         }
@@ -225,11 +273,11 @@ impl ExpertTable {
         match &self.rows {
             Rows::Resident(rows) => Ok(rows),
             Rows::Cached { host, .. } => Ok(host),
-            Rows::Foreign { .. } => Err(Error::Argument {
+            Rows::Part { .. } | Rows::Foreign { .. } => Err(Error::Argument {
                 operation,
                 argument: "the table",
-                expected: "one that holds its rows".into(),
-                actual: "one of rows in other memory".into(),
+                expected: "one that holds all its rows".into(),
+                actual: "one whose rows are elsewhere".into(),
             }),
         }
     }
@@ -268,6 +316,9 @@ impl ExpertTable {
     pub(super) fn arg(&self) -> ExpertRows {
         let ([resident, host, slot_of], slots) = match &self.rows {
             Rows::Resident(rows) => ([rows.arg().address(), 0, 0], self.count),
+            Rows::Part { slots, slot_of } => {
+                ([slots.arg().address(), 0, slot_of.arg().address()], slots.shape()[0])
+            }
             Rows::Cached { slots, slot_of, host } => {
                 let addresses = [slots.arg().address(), host.arg().address(), slot_of.arg().address()];
                 (addresses, slots.shape()[0])
@@ -288,6 +339,7 @@ impl ExpertTable {
     pub(in crate::ops::peer) fn operands(&self) -> Vec<&dyn Operand> {
         match &self.rows {
             Rows::Resident(rows) => vec![rows],
+            Rows::Part { slots, slot_of } => vec![slots, slot_of],
             Rows::Cached { slots, slot_of, host } => vec![slots, slot_of, host],
             Rows::Foreign { .. } => Vec::new(),
         }
@@ -297,6 +349,7 @@ impl ExpertTable {
     pub(in crate::ops::peer) fn shares_memory<T: Element>(&self, tensor: &Tensor<T>) -> bool {
         match &self.rows {
             Rows::Resident(rows) => tensor.shares_memory(rows),
+            Rows::Part { slots, slot_of } => tensor.shares_memory(slots) || tensor.shares_memory(slot_of),
             Rows::Cached { slots, slot_of, host } => {
                 tensor.shares_memory(slots) || tensor.shares_memory(slot_of) || tensor.shares_memory(host)
             }
@@ -306,27 +359,31 @@ impl ExpertTable {
 
     /// The rows of a table on the CPU, as they are now.
     pub(super) fn host_rows(&self, operation: &'static str) -> Result<HostRows<'_>> {
-        let slots = match &self.rows {
-            Rows::Resident(_) | Rows::Foreign { .. } => None,
-            Rows::Cached { slots, slot_of, .. } => {
-                Some((slots.host_view(operation)?, slot_of.host_view(operation)?))
+        let view = |tensor| Tensor::host_view(tensor, operation);
+        let (slots, rows) = match &self.rows {
+            Rows::Part { slots, slot_of } => {
+                (Some((slots.host_view(operation)?, slot_of.host_view(operation)?)), None)
             }
+            Rows::Cached { slots, slot_of, host } => {
+                (Some((slots.host_view(operation)?, slot_of.host_view(operation)?)), Some(view(host)?))
+            }
+            Rows::Resident(_) | Rows::Foreign { .. } => (None, Some(view(self.tensor(operation)?)?)),
         };
-        Ok(HostRows { rows: self.tensor(operation)?.host_view(operation)?, slots })
+        Ok(HostRows { rows, slots })
     }
 }
 
 /// A table's rows on the CPU.
 pub(super) struct HostRows<'a> {
-    rows: HostView<'a, u8>,
+    rows: Option<HostView<'a, u8>>,
     slots: Option<(HostView<'a, u8>, HostView<'a, u32>)>,
 }
 
 impl HostRows<'_> {
     /// The row of an expert; none if there is no such expert.
     pub(super) fn row(&self, id: u32) -> Option<&[u8]> {
-        let bytes = self.rows.columns();
         let row_of = |rows: &HostView<'_, u8>, index: u32| -> Option<Range<usize>> {
+            let bytes = rows.columns();
             let start = (index as usize).checked_mul(bytes)?;
             (start.checked_add(bytes)? <= rows.slice().len()).then(|| start..start + bytes)
         };
@@ -335,7 +392,8 @@ impl HostRows<'_> {
         {
             return Some(&slots.slice()[range]);
         }
-        row_of(&self.rows, id).map(|range| &self.rows.slice()[range])
+        let rows = self.rows.as_ref()?;
+        row_of(rows, id).map(|range| &rows.slice()[range])
     }
 }
 
