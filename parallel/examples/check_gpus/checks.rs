@@ -141,7 +141,7 @@ fn averages(rank: &Rank) -> Result<()> {
     let Rank { communicator, device, .. } = rank;
     let (own, size) = (communicator.rank(), communicator.size());
     for wire in [Wire::F32, Wire::Bf16] {
-        let options = GradientOptions { bucket_bytes: 1 << 16, wire };
+        let options = GradientOptions { bucket_bytes: 1 << 16, wire, ..GradientOptions::default() };
         let shapes: [&[usize]; 4] = [&[100, 300], &[7], &[33, 1000], &[]];
         let mut gradients = Gradients::new(communicator, device, &shapes, options)?;
         for pass in 0..3 {

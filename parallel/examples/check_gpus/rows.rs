@@ -1,0 +1,72 @@
+//! Times as rows of a file, in the columns that the repository's measurements have.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use warpsmith::Device;
+use warpsmith_parallel::Result;
+use warpsmith_parallel::communicator::nccl_version;
+
+use crate::Rank;
+use crate::checks::wrong;
+
+/// A time, and what it is compared with.
+pub(crate) struct Row {
+    pub(crate) operation: &'static str,
+    pub(crate) dtype: &'static str,
+    pub(crate) shape: String,
+    pub(crate) variant: String,
+    /// In µs.
+    pub(crate) time: f64,
+    pub(crate) peer: Option<(&'static str, f64)>,
+}
+
+/// The names of the columns.
+const HEADER: &str =
+    "operation,dtype,shape,variant,median_us,peer,peer_us,ratio,gpu,driver,commit,command,ranks,libraries";
+
+/// A field, in quotes where it needs them.
+fn field(text: &str) -> String {
+    match text.contains([',', '"', '\n']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.into(),
+    }
+}
+
+/// Writes the rank's rows.
+pub(crate) fn write(path: &Path, commit: &str, rank: &Rank) -> Result<()> {
+    let command: Vec<_> = std::env::args().skip(1).collect();
+    let command = field(&format!("check_gpus {}", command.join(" ")));
+    let [gpu, driver, commit] = [rank.device.name(), &driver(&rank.device), commit].map(field);
+    let libraries = match rank.communicator.nccl_handle() {
+        Some(_) => field(&format!("NCCL {}", nccl_version()?)),
+        None => String::new(),
+    };
+    let mut text = format!("{HEADER}\n");
+    for row in rank.rows.borrow().iter() {
+        let [shape, variant] = [&row.shape, &row.variant].map(|text| field(text));
+        let (peer, peer_time, ratio) = match row.peer {
+            Some((peer, time)) => (peer, format!("{time:.3}"), format!("{:.4}", time / row.time)),
+            None => ("", String::new(), String::new()),
+        };
+        let size = rank.communicator.size();
+        let _ = writeln!(
+            text,
+            "{},{},{shape},{variant},{:.3},{peer},{peer_time},{ratio},{gpu},{driver},{commit},{command},{size},{libraries}",
+            row.operation, row.dtype, row.time
+        );
+    }
+    std::fs::write(path, text).map_err(|error| {
+        wrong("csv", "a file that can be written".into(), format!("{}: {error}", path.display()))
+    })
+}
+
+/// The driver's own version where the system tells it, and the CUDA version that it offers.
+fn driver(device: &Device) -> String {
+    let cuda = device.properties().driver_version;
+    let cuda = cuda.map_or_else(String::new, |(major, minor)| format!("CUDA {major}.{minor}"));
+    match std::fs::read_to_string("/sys/module/nvidia/version") {
+        Ok(version) => format!("{} ({cuda})", version.trim()),
+        Err(_) => cuda,
+    }
+}
