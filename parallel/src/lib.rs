@@ -9,6 +9,7 @@
 
 pub mod checkpoint;
 pub mod communicator;
+pub mod cost;
 pub mod data;
 mod digest;
 pub mod error;

@@ -6,7 +6,7 @@
 //! that `cargo xtask spawn N --` starts. First every collective is compared with what it should give, in every type; then
 //! layers and steps on several ranks are compared with one rank; then failures are provoked, each of which has to be an error
 //! in time. At last collectives are timed beside NCCL called directly, and layers and steps beside one rank's. `--csv FILE` writes
-//! the times.
+//! the times, `--svg FOLDER` draws timelines.
 
 mod checks;
 mod failures;
@@ -14,6 +14,7 @@ mod pipelines;
 mod replicas;
 mod rows;
 mod steps;
+mod timeline;
 mod timing;
 
 use std::cell::RefCell;
@@ -57,6 +58,9 @@ struct Arguments {
     /// A file for the times, as CSV.
     #[arg(long)]
     csv: Option<PathBuf>,
+    /// A folder for timelines of a pipeline's step and of a backward pass with averages.
+    #[arg(long)]
+    svg: Option<PathBuf>,
     /// The commit that the file names.
     #[arg(long, default_value = "unknown")]
     commit: String,
@@ -140,6 +144,9 @@ fn check_and_time(arguments: &Arguments, rank: &Rank) -> Result<()> {
     }
     if !arguments.no_timing {
         timing::all(arguments, rank)?;
+    }
+    if let Some(folder) = &arguments.svg {
+        timeline::draw(folder, arguments, rank)?;
     }
     match &arguments.csv {
         Some(path) if rank.host.rank() == 0 => rows::write(path, &arguments.commit, rank),

@@ -1,6 +1,5 @@
 //! Times as rows of a file, in the columns that the repository's measurements have.
 
-use std::fmt::Write as _;
 use std::path::Path;
 
 use warpsmith::Device;
@@ -22,41 +21,55 @@ pub(crate) struct Row {
 }
 
 /// The names of the columns.
-const HEADER: &str =
-    "operation,dtype,shape,variant,median_us,peer,peer_us,ratio,gpu,driver,commit,command,ranks,libraries";
-
-/// A field, in quotes where it needs them.
-fn field(text: &str) -> String {
-    match text.contains([',', '"', '\n']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text.into(),
-    }
-}
+const HEADER: [&str; 14] = [
+    "operation",
+    "dtype",
+    "shape",
+    "variant",
+    "median_us",
+    "peer",
+    "peer_us",
+    "ratio",
+    "gpu",
+    "driver",
+    "commit",
+    "command",
+    "ranks",
+    "libraries",
+];
 
 /// Writes the rank's rows.
 pub(crate) fn write(path: &Path, commit: &str, rank: &Rank) -> Result<()> {
-    let command: Vec<_> = std::env::args().skip(1).collect();
-    let command = field(&format!("check_gpus {}", command.join(" ")));
-    let [gpu, driver, commit] = [rank.device.name(), &driver(&rank.device), commit].map(field);
     let libraries = match rank.communicator.nccl_handle() {
-        Some(_) => field(&format!("NCCL {}", nccl_version()?)),
+        Some(_) => format!("NCCL {}", nccl_version()?),
         None => String::new(),
     };
-    let mut text = format!("{HEADER}\n");
-    for row in rank.rows.borrow().iter() {
-        let [shape, variant] = [&row.shape, &row.variant].map(|text| field(text));
-        let (peer, peer_time, ratio) = match row.peer {
-            Some((peer, time)) => (peer, format!("{time:.3}"), format!("{:.4}", time / row.time)),
-            None => ("", String::new(), String::new()),
-        };
-        let size = rank.communicator.size();
-        let _ = writeln!(
-            text,
-            "{},{},{shape},{variant},{:.3},{peer},{peer_time},{ratio},{gpu},{driver},{commit},{command},{size},{libraries}",
-            row.operation, row.dtype, row.time
-        );
-    }
-    std::fs::write(path, text).map_err(|error| {
+    let command: Vec<_> = std::env::args().skip(1).collect();
+    let command = format!("check_gpus {}", command.join(" "));
+    let ends = [
+        rank.device.name(),
+        &driver(&rank.device),
+        commit,
+        &command,
+        &rank.communicator.size().to_string(),
+        &libraries,
+    ];
+    let written = || -> csv::Result<()> {
+        let mut writer = csv::Writer::from_path(path)?;
+        writer.write_record(HEADER)?;
+        for row in rank.rows.borrow().iter() {
+            let (peer, peer_time, ratio) = match row.peer {
+                Some((peer, time)) => (peer, format!("{time:.3}"), format!("{:.4}", time / row.time)),
+                None => ("", String::new(), String::new()),
+            };
+            let time = format!("{:.3}", row.time);
+            let numbers =
+                [row.operation, row.dtype, &row.shape, &row.variant, &time, peer, &peer_time, &ratio];
+            writer.write_record(numbers.into_iter().chain(ends))?;
+        }
+        Ok(writer.flush()?)
+    };
+    written().map_err(|error| {
         wrong("csv", "a file that can be written".into(), format!("{}: {error}", path.display()))
     })
 }

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod collectives;
+mod cost;
 mod data;
 mod experts;
 mod failures;
