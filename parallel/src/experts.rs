@@ -192,10 +192,17 @@ impl SplitExperts {
     pub fn forward<T: ExpertInput>(&self, x: &Tensor<T>, routing: &Routing) -> Result<Tensor<T>> {
         let (device, size) = (x.device(), self.communicator.size());
         let [tokens, heads, k] = self.expect_shapes(x, routing)?;
-        let all = [tokens * size, heads, k];
-        let ids = self.gathered(&routing.ids.contiguous()?)?.reshape(all)?;
-        let gates = self.gathered(&routing.gates.contiguous()?)?.reshape(all)?;
-        let x = self.gathered(&x.contiguous()?)?.reshape([tokens * size, self.layout.d()])?;
+        let (own_ids, own_gates, own_x) =
+            (routing.ids.contiguous()?, routing.gates.contiguous()?, x.contiguous()?);
+        let mut ids = Tensor::uninit(device, [tokens * size, heads, k])?;
+        let mut gates = Tensor::uninit(device, [tokens * size, heads, k])?;
+        let mut x = Tensor::uninit(device, [tokens * size, self.layout.d()])?;
+        let mut parts = [
+            self.communicator.gather(&own_ids, &mut ids)?,
+            self.communicator.gather(&own_gates, &mut gates)?,
+            self.communicator.gather(&own_x, &mut x)?,
+        ];
+        self.communicator.all_gathers(device, &mut parts)?;
         let routing = Routing { ids, gates };
         let partial = ops::expert_mlp(&x, &routing, &self.table).activation(self.activation).run()?;
         let mut y = Tensor::uninit(device, [tokens, self.layout.o()])?;
@@ -224,12 +231,5 @@ impl SplitExperts {
             return Err(argument(OPERATION, "gates", format!("shape {ids:?}, as ids have"), of(gates)));
         }
         Ok([tokens, heads, k])
-    }
-
-    /// The tensors of all ranks in one vector.
-    fn gathered<T: warpsmith::Element>(&self, own: &Tensor<T>) -> Result<Tensor<T>> {
-        let mut all = Tensor::uninit(own.device(), [own.len() * self.communicator.size()])?;
-        self.communicator.all_gather(own, &mut all)?;
-        Ok(all)
     }
 }

@@ -193,7 +193,7 @@ pub(crate) fn pipelines(arguments: &Arguments, rank: &Rank) -> Result<()> {
         Schedule::Interleaved { chunks: 2 },
     ] {
         let chunks = schedule.chunks();
-        if chunks > 1 && (size == 1 || MICROBATCHES % size > 0) {
+        if chunks > 1 && (size == 1 || !MICROBATCHES.is_multiple_of(size)) {
             continue;
         }
         let actions = schedule.all(size, MICROBATCHES)?;

@@ -48,6 +48,13 @@ pub(crate) struct PointToPoint<'a> {
     pub(crate) receive: Option<(Call, &'a mut dyn Buffer, usize)>,
 }
 
+/// A tensor of each rank that all ranks get.
+pub(crate) struct Gather<'a> {
+    pub(crate) call: Call,
+    pub(crate) input: &'a dyn Buffer,
+    pub(crate) output: &'a mut dyn Buffer,
+}
+
 /// One rank of a communicator. Arguments have been checked: shapes fit, tensors are contiguous and on the stream's device,
 /// ranks exist.
 pub(crate) trait Backend: Send + Sync {
@@ -78,6 +85,10 @@ pub(crate) trait Backend: Send + Sync {
         output: &mut dyn Buffer,
         stream: &Stream,
     ) -> Result<()>;
+    /// Several of them, on one stream.
+    fn all_gathers(&self, parts: &mut [Gather<'_>], stream: &Stream) -> Result<()> {
+        parts.iter_mut().try_for_each(|part| self.all_gather(part.call, part.input, part.output, stream))
+    }
     fn broadcast(&self, call: Call, root: usize, tensor: &mut dyn Buffer, stream: &Stream) -> Result<()>;
     /// With the elements that go to each rank, and those that come from each.
     fn all_to_all(

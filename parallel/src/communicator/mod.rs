@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use warpsmith::{DType, Device, Element, Stream, Tensor};
 
-use backend::{Backend, Buffer, PointToPoint};
+use backend::{Backend, Buffer, Gather, PointToPoint};
 use call::{Call, Operation};
 use check::{expect_count, expect_rank, expect_reducible, expect_tensor};
 
@@ -229,11 +229,26 @@ impl Communicator {
     /// [`Error::Argument`](crate::Error::Argument) if a tensor is not contiguous, `output` has not so many elements as all
     /// inputs, or the two share memory; [`Failure`](crate::Error::Failure) if the ranks cannot work together any more.
     pub fn all_gather<T: Element>(&self, input: &Tensor<T>, output: &mut Tensor<T>) -> Result<()> {
-        const OPERATION: &str = "all_gather";
         let stream = self.stream_for(input);
-        check::expect_pair(OPERATION, input, output, &stream)?;
+        let Gather { call, input, output } = self.gather(input, output)?;
+        self.backend.all_gather(call, input, output, &stream)
+    }
+
+    /// A part of [`all_gathers`](Self::all_gathers), with the errors of [`all_gather`](Self::all_gather).
+    pub(crate) fn gather<'a, T: Element>(
+        &self,
+        input: &'a Tensor<T>,
+        output: &'a mut Tensor<T>,
+    ) -> Result<Gather<'a>> {
+        const OPERATION: &str = "all_gather";
+        check::expect_pair(OPERATION, input, output, &self.stream_for(input))?;
         expect_count(OPERATION, "output", output.len(), input.len().saturating_mul(self.size()))?;
-        self.backend.all_gather(call::<T>(Operation::AllGather, input.len()), input, output, &stream)
+        Ok(Gather { call: call::<T>(Operation::AllGather, input.len()), input, output })
+    }
+
+    /// Several gathers, of tensors on `device`, which NCCL gets as one call.
+    pub(crate) fn all_gathers(&self, device: &Device, parts: &mut [Gather<'_>]) -> Result<()> {
+        self.backend.all_gathers(parts, &self.stream_on(device))
     }
 
     /// Gives all ranks the elements that rank `root` has.

@@ -16,7 +16,7 @@ use warpsmith::stream::Operand;
 use warpsmith::{DType, Device, DeviceKind, Stream};
 
 use super::Communicator;
-use super::backend::{Backend, Buffer, PointToPoint};
+use super::backend::{Backend, Buffer, Gather, PointToPoint};
 use super::call::{Call, Operation, Reduction};
 use super::host::HostRank;
 use crate::error::{Error, Result, argument};
@@ -366,6 +366,34 @@ impl Backend for NcclRank {
         self.enqueue(&call, &[input.operand(), output.operand()], stream, |library, comm, stream| {
             // SAFETY: the input has so many elements, the output as many for each rank; as above.
             unsafe { (library.all_gather)(from, to, call.count, dtype, comm.raw(), stream) }
+        })
+    }
+
+    fn all_gathers(&self, parts: &mut [Gather<'_>], stream: &Stream) -> Result<()> {
+        // Parts without elements have no addresses.
+        let parts: Vec<_> = parts.iter().filter(|part| part.call.count > 0).collect();
+        let Some((first, others)) = parts.split_first() else { return Ok(()) };
+        if self.options.compares_calls {
+            // The first one is compared when it is enqueued.
+            others.iter().try_for_each(|part| self.compare(&part.call))?;
+        }
+        let (mut operands, mut gathers) = (Vec::new(), Vec::new());
+        for part in &parts {
+            operands.extend([part.input.operand(), part.output.operand()]);
+            let dtype = number_of("all_gather", part.call.dtype)?;
+            gathers.push((read(part.input), written(&*part.output), part.call.count, dtype));
+        }
+        self.enqueue(&first.call, &operands, stream, |library, comm, stream| {
+            group(library, || {
+                for &(from, to, count, dtype) in &gathers {
+                    // SAFETY: each input has so many elements, each output as many for each rank; as above.
+                    let code = unsafe { (library.all_gather)(from, to, count, dtype, comm.raw(), stream) };
+                    if is_error(code) {
+                        return code;
+                    }
+                }
+                library::SUCCESS
+            })
         })
     }
 
