@@ -169,6 +169,7 @@ functions! {
     cuCtxSetCurrent(context: usize) { CURRENT.set(context) }
     cuCtxGetCurrent(context: *mut usize) { put!(context, CURRENT.get()) }
     cuCtxSynchronize() {}
+    cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) { put!(least, 0); put!(greatest, -5) }
     cuModuleLoadDataEx(module: *mut usize, image: *const c_void, count: c_uint, options: Handle, values: Handle) {
         put!(module, fresh(1))
     }

@@ -16,7 +16,7 @@ use half::bf16;
 use libloading::{Library, Symbol};
 use warpsmith::ops::peer::{ExpertFormat, ExpertTable};
 use warpsmith::ops::{self, Activation};
-use warpsmith::{Device, Error, Result, Stream, Tensor};
+use warpsmith::{Device, Error, Result, Stream, StreamPriority, Tensor};
 
 /// Counts the allocations of the process.
 struct Counting;
@@ -217,6 +217,8 @@ fn count() {
     drops_of_a_threads_default_stream(&driver, &device);
     drops_beside_captures(&driver, &device);
     drops_while_work_is_recorded(&device);
+    events_are_recorded_again(&driver, &device);
+    only_high_priorities_are_asked_for(&driver, &device);
     let complaints = driver.1.into_inner();
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
@@ -308,6 +310,30 @@ fn drops_beside_captures(driver: &Driver, device: &Device) {
         let (after, _) = driver.counts(DROPS);
         assert_eq!((after[0] - before[0], after[3] - before[3]), (0, 1), "stream {handle}: {DROPS:?}");
         assert_eq!(drops.load(Ordering::Relaxed), 1, "stream {handle}");
+    }
+}
+
+/// Events that nobody uses any more are recorded again, in the place of new ones.
+fn events_are_recorded_again(driver: &Driver, device: &Device) {
+    const EVENTS: [&str; 3] = ["cuEventCreate", "cuEventRecord", "cuEventDestroy_v2"];
+    let stream = device.new_stream().unwrap();
+    let record = || stream.record().unwrap();
+    drop([record(), record()]);
+    let (before, _) = driver.counts(EVENTS);
+    for _ in 0..10 {
+        drop([record(), record()]);
+    }
+    let (after, _) = driver.counts(EVENTS);
+    assert_eq!(std::array::from_fn(|index| after[index] - before[index]), [0, 20, 0], "{EVENTS:?}");
+}
+
+fn only_high_priorities_are_asked_for(driver: &Driver, device: &Device) {
+    const CALLS: [&str; 2] = ["cuCtxGetStreamPriorityRange", "cuStreamCreateWithPriority"];
+    for (priority, expected) in [(StreamPriority::Normal, [0, 1]), (StreamPriority::High, [1, 1])] {
+        let (before, _) = driver.counts(CALLS);
+        device.new_stream_with_priority(priority).unwrap();
+        let (after, _) = driver.counts(CALLS);
+        assert_eq!(std::array::from_fn(|index| after[index] - before[index]), expected, "{priority:?}");
     }
 }
 
