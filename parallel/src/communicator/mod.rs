@@ -26,7 +26,7 @@ use call::{Call, Operation};
 use check::{expect_count, expect_rank, expect_reducible, expect_tensor};
 
 pub use call::Reduction;
-pub use nccl::NcclOptions;
+pub use nccl::{NcclOptions, version as nccl_version};
 
 use crate::error::{Result, argument};
 use crate::launch::Launch;

@@ -99,6 +99,15 @@ fn expect_no_multicast(value: Option<String>) -> Result<()> {
     })
 }
 
+/// The version of NCCL that is found, such as `2.27.3`.
+///
+/// # Errors
+///
+/// [`Error::Library`] if NCCL is not found, or is older than 2.14.
+pub fn version() -> Result<String> {
+    Ok(Library::get()?.version_text())
+}
+
 /// The id of the new communicator, which rank 0 makes. No two ranks have the same GPU.
 fn introduce(host: &HostRank, library: &Library, device: &Device) -> Result<ncclUniqueId> {
     let id = match host.rank() {
