@@ -80,7 +80,7 @@ impl KernelCrate {
         self.files.values().map(PathBuf::as_path)
     }
 
-    /// The folders that sources lie in, with what stands for each in the PTX: nothing for the workspace, the package's name for
+    /// The folders that sources are in, with what stands for each in the PTX: nothing for the workspace, the package's name for
     /// a package outside.
     pub fn folders(&self) -> Vec<(PathBuf, String)> {
         let workspace = [(self.workspace.clone(), String::new())];
