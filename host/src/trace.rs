@@ -12,8 +12,9 @@
 //!
 //! Without a subscriber each of them costs a comparison with a static variable.
 //!
-//! With `WARPSMITH_NVTX=1` in the environment, each operation is a range of NVTX with its name, which Nsight Systems shows above the kernels. The library of
-//! NVTX is opened when the first operation runs. Where it is missing, nothing is marked, and a warning of target `warpsmith::nvtx` says so.
+//! With `WARPSMITH_NVTX=1` in the environment, each operation is a range of NVTX with its name. Nsight Systems shows ranges
+//! above the kernels. The library of NVTX is opened when the first operation runs. Where it is missing, nothing is marked. A
+//! warning of target `warpsmith::nvtx` says so.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::marker::PhantomData;

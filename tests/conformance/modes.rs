@@ -40,7 +40,7 @@ const ALL_TERMS: Terms = Terms {
 const IN_PLACE: Terms = Terms { in_place: true, ..ALL_TERMS };
 
 /// Several tiles with tails, and sums longer than any ring of stages. Activations alone, and every term, which pass through the
-/// boxes that the copy engine stores, since N is a multiple of 8, apart from the output and in it. a mask alone. Every term
+/// boxes that the copy engine stores, since N is a multiple of 8, apart from the output and in it. A mask alone. Every term
 /// where it is not, so that warps store row by row.
 const FUSED: [Fused; 7] = [
     (Activation::GeluErf, NO_TERMS, (200, 712, 264)),

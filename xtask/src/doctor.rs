@@ -1,7 +1,8 @@
 //! `xtask doctor`: what this machine has for working on warpsmith, what it lacks, and the command for each lack.
 //!
 //! Almost nothing is *needed*: kernels ship as PTX text, the driver is looked for at run time, and the emulator stands in for a
-//! GPU. So one table says what each thing is for, and another one what the machine can run. Only a lack that breaks the basic commands fails the command.
+//! GPU. So one table says what each thing is for, and another one what the machine can run. Only a lack that breaks the basic
+//! commands fails the command.
 
 mod abilities;
 

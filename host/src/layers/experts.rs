@@ -527,7 +527,7 @@ impl<T: ExpertInput> Pass<'_, T> {
     }
 }
 
-/// How many tokens of `tokens`, with `per_token` experts each, are worked at a time before a cache of `slots` rows. a quarter
+/// How many tokens of `tokens`, with `per_token` experts each, are worked at a time before a cache of `slots` rows. It is a quarter
 /// of them, so many that the rows of two chunks fit into the cache even if no two are the same, but enough to fill a GPU.
 fn chunk_tokens(tokens: usize, per_token: usize, slots: usize) -> usize {
     let fit = slots / 2 / per_token.max(1);

@@ -1,6 +1,6 @@
 //! Measuring: how long an operation takes on a device, compared fairly with another.
 //!
-//! What is compared is measured in rounds on one stream, after a warm-up in which the clocks settle. a round takes one sample
+//! What is compared is measured in rounds on one stream, after a warm-up in which the clocks settle. A round takes one sample
 //! of each, and rounds differ in their order (A B, B A, …), so that no subject is always the one that runs on a chip that
 //! another has heated or left idle. A sample is the time between two events around a batch of launches, divided by their
 //! number; the

@@ -1,7 +1,8 @@
 //! The language of the documentation: how long sentences are, and words that nobody outside this repository uses.
 //!
-//! Pages of the book and READMEs are held to three rules: no sentence of more than 40 words, no private word, and at most 18 words a sentence on average.
-//! Comments of documentation are held to the first two. Code, tables of numbers and headings count for nothing in the average.
+//! Pages of the book and READMEs are held to three rules: no sentence of more than 40 words, no private word, and at most 18
+//! words a sentence on average. Comments of documentation are held to the first two. Code, tables and headings count for
+//! nothing in the average.
 
 use std::path::{Path, PathBuf};
 
@@ -39,7 +40,8 @@ const PRIVATE: [(&str, &str); 18] = [
 
 /// Parts of the repository with so many known complaints. The number may fall and not rise.
 ///
-/// The PTX records a hash of the device code, and the table of mutants its lines. So its comments are mended when the kernels are compiled anyway.
+/// The PTX records a hash of the device code, and the table of mutants its lines. So its comments are mended when the kernels
+/// are compiled anyway.
 const KNOWN: [(&str, usize); 3] =
     [("dsl/", 118), ("kernels-gpu/src/", 11), ("docs/src/writing-a-kernel.md", 2)];
 
