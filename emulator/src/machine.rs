@@ -139,7 +139,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`MemoryError::BadRange`] if `address` lies in none.
+    /// [`MemoryError::BadRange`] if `address` is in none.
     pub fn assume_written(&self, address: u64) -> Result<(), MemoryError> {
         self.memory.range("assume_written", address, 1)?;
         if let Some((_, allocation)) = self.memory.snapshot().find(address) {

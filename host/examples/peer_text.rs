@@ -2,8 +2,9 @@
 //!
 //! `cargo run --release --example peer_text [-- --device auto|cuda:N|emulator|cpu] [--tokens N] [--sub-keys N] [--svg FILE] [FILES]`
 //!
-//! A token is a byte of the text, by default that of this repository's book, with the seven before it: each of these and its distance
-//! chooses a fixed random vector, and the token is their sum, nearer bytes counting more. The layer is random too; nothing is trained. So
+//! A token is a byte of the text, by default that of this repository's book, with the seven before it. Each of these and its
+//! distance chooses a fixed random vector, and the token is their sum, nearer bytes counting more. The layer is random too;
+//! nothing is trained. So
 //! what is seen is how a router spreads real text: bytes that follow the same ones use the same experts.
 //!
 //! On a GPU the layer has 1 048 576 experts, on the CPU 65 536, in the emulator 1024.

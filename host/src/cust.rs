@@ -327,7 +327,7 @@ impl<T: CustElement> Tensor<T> {
 
     /// The address of the first element as an argument of a kernel that cust launches to read it. Null for a tensor of no elements.
     ///
-    /// Elements lie at the tensor's [strides](Self::strides). The pointer is valid as long as the tensor's memory. A kernel on the tensor's [home
+    /// Elements are at the tensor's [strides](Self::strides). The pointer is valid as long as the tensor's memory. A kernel on the tensor's [home
     /// stream](Self::home_stream) may still run when the tensor is dropped: the memory is freed in that stream's order. On other streams,
     /// [`Stream::with_operands`] orders a launch with all else.
     ///
@@ -361,7 +361,7 @@ impl<T: CustElement> Tensor<T> {
     ///
     /// # Errors
     ///
-    /// As [`to_cust_pointer`](Self::to_cust_pointer), and [`Error::Stride`] if the elements do not lie in row-major order without gaps.
+    /// As [`to_cust_pointer`](Self::to_cust_pointer), and [`Error::Stride`] if the elements are not in row-major order without gaps.
     ///
     /// # Safety
     ///

@@ -38,6 +38,7 @@ pub mod peer;
 mod sizes;
 pub mod stream;
 pub mod tensor;
+pub mod trace;
 pub mod tune;
 pub mod weights;
 
@@ -67,6 +68,14 @@ struct RepositoryReadme;
 mod book {
     #[doc = include_str!("../../docs/src/quick-start.md")]
     struct QuickStart;
+    #[doc = include_str!("../../docs/src/how-to/load-weights.md")]
+    struct LoadWeights;
+    #[doc = include_str!("../../docs/src/how-to/run-a-layer.md")]
+    struct RunALayer;
+    #[doc = include_str!("../../docs/src/how-to/test-without-a-gpu.md")]
+    struct TestWithoutAGpu;
+    #[doc = include_str!("../../docs/src/training.md")]
+    struct Training;
     #[doc = include_str!("../../docs/src/interop.md")]
     struct Interop;
     #[doc = include_str!("../../docs/src/operations/linear.md")]
@@ -83,6 +92,24 @@ mod book {
     struct Peer;
     #[doc = include_str!("../../docs/src/operations/expert-mlp.md")]
     struct ExpertMlp;
+    #[doc = include_str!("../../docs/src/operations/cross-entropy.md")]
+    struct CrossEntropy;
+    #[doc = include_str!("../../docs/src/operations/elementwise.md")]
+    struct Elementwise;
+    #[doc = include_str!("../../docs/src/operations/embedding.md")]
+    struct Embedding;
+    #[doc = include_str!("../../docs/src/operations/norms.md")]
+    struct Norms;
+    #[doc = include_str!("../../docs/src/operations/product-key-topk.md")]
+    struct ProductKeyTopk;
+    #[doc = include_str!("../../docs/src/operations/repack.md")]
+    struct Repack;
+    #[doc = include_str!("../../docs/src/operations/rotary.md")]
+    struct Rotary;
+    #[doc = include_str!("../../docs/src/operations/softmax.md")]
+    struct Softmax;
+    #[doc = include_str!("../../docs/src/operations/topk.md")]
+    struct Topk;
     #[doc = include_str!("../../docs/src/operations/optimiser.md")]
     struct Optimiser;
 }

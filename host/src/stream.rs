@@ -156,7 +156,7 @@ impl Stream {
 
     /// A matrix of any values for two launches on this stream, of which the first writes it and the second reads it.
     ///
-    /// Within a capture it lies in what the stream keeps, if there is room: the driver lets a launch of a graph begin early only where the graph allocates nothing
+    /// Within a capture it is in what the stream keeps, if there is room: the driver lets a launch of a graph begin early only where the graph allocates nothing
     /// around it.
     pub(crate) fn between_launches<T: Element>(&self, shape: [usize; 2]) -> Result<Tensor<T>> {
         let bytes = shape[0].saturating_mul(shape[1]).saturating_mul(size_of::<T>());

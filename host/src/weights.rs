@@ -270,8 +270,9 @@ fn element_type(dtype: Dtype) -> Option<DType> {
 pub trait FloatElement: Element {
     /// The nearest number of this type, ties to even.
     ///
-    /// What is too large for a type becomes infinite, but for the 8-bit types, where it becomes the largest number of its sign, as
-    /// infinity does: GPUs convert so (`cvt.satfinite`), and a scale is chosen for the largest number to be used. A NaN stays one.
+    /// What is too large for a type becomes infinite, but for the 8-bit types, where it becomes the largest number of its sign,
+    /// as infinity does. GPUs convert so (`cvt.satfinite`), and a scale is chosen for the largest number to be used. A NaN
+    /// stays one.
     fn round(value: f64) -> Self;
 }
 
@@ -400,7 +401,7 @@ mod tests {
         }
     }
 
-    /// All 256 numbers of a type, and what lies between and beyond them.
+    /// All 256 numbers of a type, and what is between and beyond them.
     fn rounds_as_defined<T: FloatElement>(
         infinities: bool,
         (fraction_bits, bias): (u32, i32),

@@ -19,7 +19,7 @@ pub mod pipeline;
 pub mod split;
 pub mod tensor;
 
-pub use communicator::{Communicator, NcclOptions, Reduction};
+pub use communicator::{Communicator, NcclOptions, Reduction, nccl_version};
 pub use error::{Error, Failure, Result};
 pub use launch::Launch;
 

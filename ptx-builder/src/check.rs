@@ -1,8 +1,8 @@
 //! What must not be in the PTX of a kernel, checked without any other tool.
 //!
-//! Each of these compiles and runs, slowly or not at all, with no compiler error to warn of it: an array that went to local
-//! memory because an index was not constant, a function that was not inlined, a symbol that is nowhere defined, a panic that became
-//! a trap, a kernel whose block size nobody stated.
+//! Each of these compiles and runs, slowly or not at all, with no compiler error to warn of it. An array that went to local
+//! memory because an index was not constant, a function that was not inlined, a symbol that is nowhere defined, a panic that
+//! became a trap, a kernel whose block size nobody stated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

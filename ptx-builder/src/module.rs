@@ -88,8 +88,8 @@ pub(crate) const ASKED_FOR: &str = "// asked for";
 ///
 /// # Errors
 ///
-/// What is wrong and on which line: a directive that is unknown, contradicts another one or stands outside an entry; a
-/// function without an end; a source file that is neither in `folders` nor the toolchain's nor a registry's, whose text is therefore of
+/// What is wrong and on which line: a directive that is unknown, contradicts another one or stands outside an entry. A function
+/// without an end. A source file that is neither in `folders` nor the toolchain's nor a registry's, whose text is therefore of
 /// other sources.
 pub fn finish(ptx: &str, folders: &[(PathBuf, String)]) -> Result<String, String> {
     let mut module = Module::parse(ptx)?;

@@ -102,7 +102,7 @@ impl KernelCrate {
         self.folders.iter().map(|(folder, _)| folder.join("src")).filter(|folder| folder.is_dir()).collect()
     }
 
-    /// The folders that sources lie in, with what stands for each in the PTX: nothing for the workspace, the package's name for
+    /// The folders that sources are in, with what stands for each in the PTX: nothing for the workspace, the package's name for
     /// a package outside.
     pub fn folders(&self) -> Vec<(PathBuf, String)> {
         let workspace = [(self.workspace.clone(), String::new())];

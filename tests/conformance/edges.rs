@@ -25,7 +25,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
 /// Cases of kernels that a Turing GPU has not.
 pub(crate) const RETRIEVALS: &[(&str, Case)] = cases![infinite_scores_are_ranked];
 
-/// Products of f32, with batches, operands that lie otherwise, every option and every tile.
+/// Products of f32, with batches, operands in other layouts, every option and every tile.
 fn products(device: &Device, data: Data) -> impl Strategy<Value = MatmulCase> {
     let capability = device.properties().compute_capability;
     properties::matmul_case(device, data).prop_map(move |case| {

@@ -1,4 +1,4 @@
-//! Functions of elements against their definitions in f64, drawn by proptest: shapes, types, alignments, in place and into halves of one tensor.
+//! Element-wise operations against their definitions in f64, drawn by proptest: shapes, types, alignments, in place and into halves of one tensor.
 
 use half::{bf16, f16};
 use libtest_mimic::Failed;

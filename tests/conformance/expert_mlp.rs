@@ -1,4 +1,4 @@
-//! Experts evaluated where their rows lie: against their f64 reference, exact where they have to be, bit by bit the same wherever
+//! Experts evaluated where their rows are: against their f64 reference, exact where they have to be, bit by bit the same wherever
 //! rows are, and what is refused.
 
 use half::bf16;

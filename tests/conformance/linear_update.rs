@@ -1,5 +1,6 @@
-//! The kernels of linear layers with generated updates, launched as they are: exact on integers, within the bound on random numbers, for
-//! ranks on both sides of every limit of their tiles, with tails along each axis and operands that stand in rows of NaN.
+//! The kernels of linear layers with generated updates, launched as they are. Exact on integers, within the bound on random
+//! numbers, for ranks on both sides of every limit of their tiles, with tails along each axis and operands that stand in rows
+//! of NaN.
 
 use std::fmt::Debug;
 

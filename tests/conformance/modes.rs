@@ -39,8 +39,9 @@ const ALL_TERMS: Terms = Terms {
 /// The same, added to what the output holds: each part of it is read before what takes its place is stored.
 const IN_PLACE: Terms = Terms { in_place: true, ..ALL_TERMS };
 
-/// Several tiles with tails, and sums longer than any ring of stages; activations alone, and every term, which pass through the boxes that the copy
-/// engine stores, since N is a multiple of 8, apart from the output and in it; a mask alone; and every term where it is not, so that warps store row by row.
+/// Several tiles with tails, and sums longer than any ring of stages. Activations alone, and every term, which pass through the
+/// boxes that the copy engine stores, since N is a multiple of 8, apart from the output and in it. A mask alone. Every term
+/// where it is not, so that warps store row by row.
 const FUSED: [Fused; 7] = [
     (Activation::GeluErf, NO_TERMS, (200, 712, 264)),
     (Activation::GeluErf, NO_TERMS, (65, 40, 72)),
@@ -472,7 +473,7 @@ fn optimizers() -> Result<(), Failed> {
     all_ran(&ran, |name| name.starts_with("adamw_"))
 }
 
-/// Functions of elements, rotations and look-ups with their gradients, aligned and not.
+/// Element-wise operations, rotations and look-ups with their gradients, aligned and not.
 fn elements() -> Result<(), Failed> {
     let (devices, mut ran) = (devices(), BTreeSet::new());
     for dtype in crate::attention::TYPES {
@@ -549,8 +550,8 @@ fn check_persistent(tile: Tile, input: DType) -> Result<(), Failed> {
     Ok(())
 }
 
-/// M, K, N whose last halves of tiles end in every way: within the first half, at its end, and within the second; several columns of tiles
-/// and one, sums of fewer steps than the ring has stages and of more.
+/// M, K, N whose last halves of tiles end in every way: within the first half, at its end, and within the second. Several
+/// columns of tiles and one, sums of fewer steps than the ring has stages and of more.
 const HALVED: [(usize, usize, usize); 5] =
     [(200, 712, 264), (300, 72, 384), (129, 136, 520), (128, 40, 128), (70, 200, 400)];
 
@@ -611,7 +612,7 @@ fn shared_sums_have_the_same_bits() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Which operands lie across K, and how many matrices there are of each.
+/// Which operands are MN-major, and how many matrices there are of each.
 type Layout = ([bool; 2], [usize; 2]);
 
 const LAYOUTS: [Layout; 5] = [
@@ -628,7 +629,7 @@ const SIZE: (usize, usize, usize) = (200, 136, 264);
 const LONG: (usize, usize, usize) = (20, 2568, 72);
 
 /// Operands along K and across it, of their own for each matrix and shared, with tails in every direction; then with every term, each
-/// matrix having its own, added to what it holds; and f32. Tiles that cannot read an operand where it lies have it copied; each is told from
+/// matrix having its own, added to what it holds; and f32. Tiles that cannot read an operand in place have it copied; each is told from
 /// the other.
 fn operands_of_every_layout_are_read_where_they_lie() -> Result<(), Failed> {
     // Such scales are exact for integers, and so is what is added.

@@ -118,7 +118,7 @@ fn linear_case(device: &Device, data: Data) -> impl Strategy<Value = LinearCase>
     })
 }
 
-/// Whether a tile can be asked for: Hopper's need Hopper and a column. (What a tile cannot read where it lies is copied.)
+/// Whether a tile can be asked for: Hopper's need Hopper and a column. (What a tile cannot read in place is copied.)
 pub(crate) fn has_kernel(case: &LinearCase, tile: Tile, capability: (u32, u32)) -> bool {
     let runs = match capability {
         // The CPU implementation ignores the tile.

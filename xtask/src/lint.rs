@@ -1,6 +1,7 @@
-//! `xtask lint`: what must hold of the sources before a commit – format, clippy, documentation, layers, tables.
+//! `xtask lint`: what must hold of the sources before a commit – format, clippy, documentation, layers, language, tables.
 
 mod layers;
+mod prose;
 
 use std::process::ExitCode;
 
@@ -8,7 +9,7 @@ use anyhow::Result;
 
 use crate::{cargo, conclude, step, tables, workspace_root};
 
-/// Check formatting, clippy's lints, the documentation's links and the crates' layers; warnings are errors.
+/// Check formatting, clippy's lints, the documentation's links and language, and the crates' layers; warnings are errors.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {}
 
@@ -16,6 +17,7 @@ const FORMAT: &str = "Formatting";
 const CLIPPY: &str = "Clippy";
 const DOCUMENTATION: &str = "Documentation";
 const LAYERS: &str = "Layers of modules";
+const PROSE: &str = "Language";
 const TABLES: &str = "Tables of measurements";
 
 pub(crate) fn run(_: &Args) -> Result<ExitCode> {
@@ -37,6 +39,12 @@ pub(crate) fn run(_: &Args) -> Result<ExitCode> {
     crossed.iter().for_each(|complaint| println!("{complaint}"));
     if !crossed.is_empty() {
         failed.push(LAYERS);
+    }
+    println!("\n── {PROSE}");
+    let complaints = prose::complaints(&workspace_root())?;
+    complaints.iter().for_each(|complaint| println!("{complaint}"));
+    if !complaints.is_empty() {
+        failed.push(PROSE);
     }
     println!("\n── {TABLES}");
     let stale = tables::stale()?;

@@ -17,7 +17,7 @@ pub(crate) struct Measurement {
     pub variant: String,
     /// Our time in microseconds, the median of the samples.
     pub median_us: f64,
-    /// What it is compared with; empty if there was nothing. Peers named `torch-…` ran in a process of their own.
+    /// What it is compared with; empty if there was nothing. Baselines named `torch-…` ran in a process of their own.
     pub peer: String,
     /// The peer's time in microseconds, likewise.
     pub peer_us: Option<f64>,
@@ -54,7 +54,7 @@ pub(crate) struct Measurement {
     /// Of experts behind a cache, the uses of rows that it held over all; absent for all else.
     #[serde(default)]
     pub hit_rate: Option<f64>,
-    /// The clock of the GPU's multiprocessors in MHz while ours, the peers and the copies between them were timed, on average; absent if
+    /// The clock of the GPU's multiprocessors in MHz while ours, the baselines and the copies between them were timed, on average; absent if
     /// nothing told it.
     #[serde(default)]
     pub sm_clock_mhz: Option<f64>,
@@ -67,15 +67,15 @@ pub(crate) struct Measurement {
     /// How many samples these are the means of; absent where nobody counted.
     #[serde(default)]
     pub clock_samples: Option<u32>,
-    /// The peers' libraries and their versions; empty where nobody told.
+    /// The baselines' libraries and their versions; empty where nobody told.
     #[serde(default)]
     pub libraries: String,
 }
 
 impl Measurement {
-    /// Whether a peer computes what the operation does, as exactly, rather than a part of it: fused operations stand beside the plain
-    /// product, too, which has less to do, and generated updates beside the linear operation without them, or a copy; those of 8-bit
-    /// types beside products with [fast accumulation](Self::is_fast_accumulation).
+    /// Whether a peer computes what the operation does, as exactly, rather than a part of it. Fused operations stand beside the
+    /// plain product, too, which has less to do, and generated updates beside the linear operation without them, or a copy.
+    /// Those of 8-bit types beside products with [fast accumulation](Self::is_fast_accumulation).
     pub(crate) fn is_like_for_like(operation: &str, dtype: &str, peer: &str) -> bool {
         let whole = operation == "linear"
             || operation.starts_with("matmul ")

@@ -16,7 +16,7 @@ pub(crate) struct Provenance {
     pub(crate) clock_mhz: Option<u32>,
     /// A copy within the GPU's memory, as it was measured in this run, if it was: 10¹² bytes a second.
     pub(crate) ceiling_tbps: Option<f64>,
-    /// The peers' libraries, with versions.
+    /// The baselines' libraries, with versions.
     pub(crate) libraries: Vec<String>,
 }
 

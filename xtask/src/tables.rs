@@ -9,6 +9,8 @@
 //! - of training: `training` or `drawn`;
 //! - of errors: `accuracy`.
 //!
+//! The name `all` stands for all files: its parts are `headline`, `headline short` and `random`.
+//!
 //! Only what the library chooses by itself is shown; forced variants stay in the data. While a file of PEER, of attention, of training or of errors is not there,
 //! nothing stands between its marks. Each file of times has its plots in `docs/src/plots`.
 
@@ -17,6 +19,7 @@ mod attention;
 mod choice;
 mod drawn;
 mod goals;
+mod headline;
 mod lines;
 mod markdown;
 mod peer;
@@ -45,8 +48,9 @@ pub(crate) struct Args {
 }
 
 /// The pages that show measurements.
-const PAGES: [&str; 8] = [
+const PAGES: [&str; 9] = [
     "README.md",
+    "docs/src/performance.md",
     "docs/src/performance-linear.md",
     "docs/src/performance-attention.md",
     "docs/src/performance-updates.md",
@@ -85,22 +89,24 @@ pub(crate) fn stale() -> Result<Vec<PathBuf>> {
 /// Those files, and what should stand in them.
 fn stale_files() -> Result<Vec<(PathBuf, String)>> {
     let mut stale = Vec::new();
+    let names = files()?;
     for page in PAGES {
         let path = workspace_root().join(page);
         let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
         let make = |mark: &str| match mark.split_once(' ') {
+            Some((headline::NAME, part)) => headline::text(part, &names, read),
             Some((name, part)) if is_optional(name, part) && !data(name).exists() => Ok(String::new()),
             Some((name, accuracy::PART)) => accuracy::text(name, &read(name)?),
             Some((name, choice::PART)) => choice::text(name, &read(name)?),
             Some((name, part)) => markdown::table(name, &read(name)?, part),
             None => bail!("table `{mark}` names no part of its file"),
         };
-        let made = fill(&text, make).with_context(|| format!("in {page}"))?;
+        let made = fill(&text, |mark| Ok(unbroken(&make(mark)?))).with_context(|| format!("in {page}"))?;
         if made != text {
             stale.push((path, made));
         }
     }
-    for name in files()? {
+    for name in names {
         let rows = read(&name)?;
         for (plot, made) in plots::of(&rows).with_context(|| format!("plotting {name}"))? {
             let path = workspace_root().join(PLOTS).join(format!("{name}-{plot}.svg"));
@@ -111,6 +117,16 @@ fn stale_files() -> Result<Vec<(PathBuf, String)>> {
         }
     }
     Ok(stale)
+}
+
+/// The same with sizes in tables that no line is broken within.
+fn unbroken(text: &str) -> String {
+    let line = |line: &str| match line.starts_with('|') {
+        true => line.replace(" × ", "\u{a0}×\u{a0}"),
+        false => line.to_owned(),
+    };
+    let lines: Vec<String> = text.split('\n').map(line).collect();
+    lines.join("\n")
 }
 
 /// Whether nothing stands between the marks of a part whose file is not there.
@@ -171,7 +187,7 @@ fn fill(text: &str, make: impl Fn(&str) -> Result<String>) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::markdown::table;
-    use super::{fill, read, stale};
+    use super::{fill, read, stale, unbroken};
     use crate::measurement::Measurement;
     use crate::workspace_root;
 
@@ -189,6 +205,12 @@ mod tests {
         let emptied = fill(text, |_| Ok(String::new())).expect("well-formed");
         assert_eq!(emptied, "a\n<!-- table t -->\n<!-- end of table -->\nb");
         assert_eq!(fill(&emptied, |_| Ok("old\n".into())).expect("well-formed"), text);
+    }
+
+    #[test]
+    fn no_line_is_broken_within_a_size() {
+        let text = unbroken("2 × 3\n| 2 × 3 |\n");
+        assert_eq!(text, "2 × 3\n| 2\u{a0}×\u{a0}3 |\n");
     }
 
     #[test]
@@ -212,19 +234,28 @@ mod tests {
     /// mdBook leaves a missing include in the page and says nothing.
     #[test]
     fn the_book_includes_what_is_there() {
-        let pages = workspace_root().join("docs/src");
-        for page in std::fs::read_dir(&pages).expect("the book").map(|entry| entry.expect("a page").path()) {
+        let (mut folders, mut pages) = (vec![workspace_root().join("docs/src")], Vec::new());
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).expect("the book").map(|entry| entry.expect("a page")) {
+                let is_folder = entry.file_type().expect("of a file").is_dir();
+                if is_folder { &mut folders } else { &mut pages }.push(entry.path());
+            }
+        }
+        let mut seen = 0;
+        for page in pages {
             let Ok(text) = std::fs::read_to_string(&page) else { continue };
             for include in text.split("{{#include ").skip(1) {
                 let (path, _) = include.split_once("}}").expect("a closed include");
                 let (file, anchor) =
                     path.split_once(':').map_or((path, None), |(file, anchor)| (file, Some(anchor)));
-                let included = std::fs::read_to_string(pages.join(file)).expect(path);
+                let included = std::fs::read_to_string(page.with_file_name(file)).expect(path);
                 assert!(!included.trim().is_empty(), "{path} is empty, in {}", page.display());
+                seen += 1;
                 if let Some(anchor) = anchor {
                     assert!(included.contains(&format!("ANCHOR: {anchor} ")), "{path} has no such anchor");
                 }
             }
         }
+        assert!(seen > 0, "no page includes anything");
     }
 }

@@ -15,7 +15,7 @@ struct Access {
     lanes: u32,
     addresses: [u64; 32],
     bytes: u64,
-    /// All of it lies from here to there.
+    /// All of it is from here to there.
     range: (u64, u64),
     /// The distance between all neighbours, if there is one.
     stride: Option<i64>,

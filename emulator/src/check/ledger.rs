@@ -130,7 +130,7 @@ impl Page {
         self.entries.push(entry);
     }
 
-    /// Whether an entry may race with one that is there.
+    /// Whether an entry may race with an existing one.
     fn may_race(&self, entry: &Entry) -> bool {
         Kind::ALL
             .iter()

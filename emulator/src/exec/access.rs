@@ -166,7 +166,7 @@ impl Core<'_> {
         Err(self.fail(FindingKind::Misaligned, wrong, message, None))
     }
 
-    /// The lanes whose access lies inside shared memory; the others are a finding, or left out.
+    /// The lanes whose access is inside shared memory; the others are a finding, or left out.
     #[inline(always)]
     pub(crate) fn check_shared(
         &mut self,

@@ -14,7 +14,7 @@ use crate::config::Completion;
 use crate::ir::op::{Atomic, Op, ProxyFence};
 use crate::ir::types::Ty;
 
-/// What one lane of a copy instruction starts. All its bytes lie inside their block's shared memory or their allocation.
+/// What one lane of a copy instruction starts. All its bytes are inside their block's shared memory or their allocation.
 #[derive(Clone, Debug)]
 pub(crate) struct Transfer {
     /// The instruction, for findings: "a tensor copy".

@@ -143,7 +143,7 @@ fn run(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
     Ok(())
 }
 
-/// What stands in global memory after the operation: where it is done by the memory itself, a sum in f32 takes subnormal
+/// What stands in global memory after the operation. Where it is done by the memory itself, a sum in f32 takes subnormal
 /// numbers for zeros, and a NaN in f64 stays as it is, that of the operand before that in memory.
 fn apply_in_global(op: Atomic, ty: Ty, old: u64, value: u64, new: u64) -> u64 {
     match (op, ty) {

@@ -64,7 +64,7 @@ struct Arrival {
 }
 
 impl BarrierState {
-    /// The threads that have arrived. A warp that is there with all its lanes counts as 32, even if some have exited or never
+    /// The threads that have arrived. A warp that arrives with all its lanes counts as 32, even if some have exited or never
     /// existed.
     pub(super) fn arrived<'w>(&self, warps: impl Iterator<Item = &'w Warp>) -> u32 {
         warps

@@ -183,7 +183,7 @@ impl Core<'_> {
         Ok(u32::read(self, slot).map(|mask| mask & 0xffff))
     }
 
-    /// The rank and offset of each place that a lane's transfer writes `bytes` bytes to, those left out that do not lie in
+    /// The rank and offset of each place that a lane's transfer writes `bytes` bytes to, those left out that are not in
     /// shared memory where that is not checked; and the barriers that hear of it.
     pub(super) fn targets(
         &mut self,
@@ -224,7 +224,7 @@ impl Core<'_> {
         Ok(Targets { places, signals })
     }
 
-    /// Whether bytes lie inside a block's shared memory; a finding if they do not.
+    /// Whether bytes are inside a block's shared memory; a finding if they do not.
     fn fits(&mut self, lane: usize, offset: u32, bytes: u64, what: &str) -> Result<bool, Flow> {
         let size = u64::from(self.launch.shared_bytes);
         let inside = u64::from(offset) + bytes <= size;

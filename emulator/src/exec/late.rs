@@ -2,8 +2,9 @@
 //!
 //! Which loads may do so says the text ([`crate::ir::late`]). From the first one of them on a warp keeps its registers as they were, and a
 //! list of what it has executed since. When it arrives at an mbarrier, or starts a copy into shared memory, it rests until nothing else
-//! gets on and all copies have landed. If one of these has overwritten what was read, and no proxy fence is on the way from the read to
-//! that copy, the list is executed again, from the registers of then: the loads get the new bytes, and so does what follows from them.
+//! gets on and all copies have landed. If one of these has overwritten what was read, and no proxy fence is on the way from the
+//! read to that copy, the list is executed again, from the registers of then. The loads get the new bytes, and so does what
+//! follows from them.
 //!
 //! So a kernel that lacks a fence has a wrong result here, as it may have on a GPU; whether the check for it is on does not matter.
 

@@ -1,4 +1,4 @@
-//! The clusters of a grid, over threads or in turns; a block that is in no cluster is one of its own.
+//! The clusters of a grid, over threads or in turn; a block that is in no cluster is one of its own.
 //!
 //! Clusters that do not communicate run in parallel, each to its end. If some fail, the one with the lowest number is
 //! reported: those above a failed one need not run, those below must. Clusters that communicate take turns on one
@@ -114,7 +114,7 @@ impl<'l> Launch<'l> {
         Some(offset.max(zone.0))
     }
 
-    /// What lies before an offset between the variables of shared memory, in words.
+    /// What is before an offset between the variables of shared memory, in words.
     pub(crate) fn describe_red_zone(&self, offset: u32) -> String {
         let before = self.kernel.shared.iter().rev().find(|(_, start, _)| *start <= offset);
         before.map_or(format!("offset {offset:#x}"), |(name, start, bytes)| {

@@ -97,7 +97,7 @@ pub(crate) fn handler_of(what: What, level: Level) -> Handler {
     }
 }
 
-/// Where the lanes' mbarriers are: ranks of blocks, and offsets in their shared memory, in which eight bytes lie. `own`: they must
+/// Where the lanes' mbarriers are: ranks of blocks, and offsets in their shared memory, in which eight bytes are. `own`: they must
 /// be in the own block.
 fn places(
     core: &mut Core<'_>,

@@ -15,7 +15,7 @@ use crate::numeric::float::propagate64;
 use crate::numeric::half::{f16_to_f32, f32_to_f16};
 use crate::numeric::mma::{self, Fragments, Model};
 
-/// The handler that computes where a lane's elements lie in memory.
+/// The handler that computes where a lane's elements are in memory.
 pub(crate) fn address(level: Level) -> Handler {
     warp!(level, |core, inst| {
         let Op::WmmaAddress(part) = inst.op else { return Flow::Next };
@@ -221,10 +221,8 @@ fn sum(first: u64, terms: impl Iterator<Item = (u64, u64)>) -> u64 {
     result.to_bits()
 }
 
-/// The handler of products of f64, and of those of integers in 8 rows. With g = lane / 4 and t = lane % 4, A's
-/// register i has
-/// row g + 8·(i mod 2), column t + 4·(i / 2) of f64; bytes 4t to 4t + 3 of row g of integers; B likewise, with
-/// the column for
+/// The handler of products of f64, and of those of integers in 8 rows. With g = lane / 4 and t = lane % 4, A's register i has
+/// row g + 8·(i mod 2), column t + 4·(i / 2) of f64. Bytes 4t to 4t + 3 of row g of integers. B likewise, with the column for
 /// the row. Sums are those of `mma`.
 pub(crate) fn small(level: Level) -> Handler {
     warp!(level, |core, inst| {

@@ -58,7 +58,7 @@ impl Chosen<'_> {
         self.types().nth(index).unwrap_or(Ty::B32)
     }
 
-    /// The value that belongs to the first of the modifiers that is there.
+    /// The value that belongs to the first modifier that is present.
     pub(crate) fn pick<T: Copy>(&self, choices: &[(&str, T)], otherwise: T) -> T {
         choices.iter().find(|(name, _)| self.has(name)).map_or(otherwise, |&(_, value)| value)
     }

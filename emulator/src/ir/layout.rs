@@ -1,4 +1,4 @@
-//! Where the variables of an entry and of the functions that it reaches lie in shared memory.
+//! Where the variables of an entry and of the functions that it reaches are in shared memory.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,7 +22,7 @@ pub(super) struct Layout<'a> {
     pub(super) variables: Vec<(String, u32, u32)>,
     /// Bytes that the variables of a fixed size take on a GPU.
     pub(super) bytes: u32,
-    /// Where dynamic shared memory begins, and what lies between variables.
+    /// Where dynamic shared memory begins, and what is between variables.
     pub(super) span: u32,
     pub(super) red_zones: Vec<(u32, u32)>,
     pub(super) uses_dynamic: bool,

@@ -6,7 +6,7 @@
 //! | `accept` | what is left out, and why |
 //! | `lower`, `operands` | find each instruction's row, resolve its operands and check them |
 //! | `names` | what a name in a body means |
-//! | `functions`, `layout`, `link` | who calls whom, where variables lie, and an entry with its functions as one
+//! | `functions`, `layout`, `link` | who calls whom, where variables are, and an entry with its functions as one
 //! kernel |
 //! | `allocate` | gives registers their slots |
 //! | `op`, `video`, `wmma`, `types`, `program` | what comes out |

@@ -432,7 +432,7 @@ pub(crate) enum Op {
     /// A video instruction.
     Video(Video),
     VideoSimd(VideoSimd),
-    /// Where a lane's part of a matrix of `wmma` lies in memory.
+    /// Where a lane's part of a matrix of `wmma` is in memory.
     WmmaAddress(WmmaPart),
     Wmma(Wmma),
     /// A product of a few lanes' worth: of f64, or of integers in 8 rows.
@@ -498,7 +498,7 @@ pub(crate) enum Op {
         counted: bool,
     },
     BarrierWarp,
-    /// `sync`: the lanes of a mask meet; otherwise those that are there take part.
+    /// `sync`: the lanes of a mask meet; otherwise the existing ones take part.
     Shuffle {
         mode: Shuffle,
         sync: bool,

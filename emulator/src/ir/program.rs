@@ -141,7 +141,7 @@ pub(crate) struct Kernel {
     pub(crate) shared: Vec<(String, u32, u32)>,
     /// What the variables take on a GPU.
     pub(crate) static_shared: u32,
-    /// Where dynamic shared memory begins here: the variables lie apart, and what is between them is nobody's.
+    /// Where dynamic shared memory begins here: the variables are apart, and what is between them is nobody's.
     pub(crate) shared_span: u32,
     pub(crate) red_zones: Vec<(u32, u32)>,
     pub(crate) uses_dynamic_shared: bool,

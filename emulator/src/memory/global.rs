@@ -15,7 +15,7 @@ const FIRST_ADDRESS: u64 = 0x7000_0000_0000;
 /// Addresses between two allocations that belong to neither.
 const RED_ZONE: u64 = 1 << 20;
 const ALIGNMENT: u64 = 256;
-/// The end of the addresses that global memory may use; windows of other spaces lie above.
+/// The end of the addresses that global memory may use; windows of other spaces are above.
 pub(crate) const LAST_ADDRESS: u64 = 0xf000_0000_0000;
 /// How many freed ranges are remembered by name. Addresses are not reused after that either.
 const QUARANTINE: usize = 1 << 16;
@@ -91,7 +91,7 @@ impl Table {
         &self.live[index]
     }
 
-    /// Whether `address` lies in memory that was freed.
+    /// Whether `address` is in memory that was freed.
     pub(crate) fn is_freed(&self, address: u64) -> bool {
         self.freed.iter().any(|&(base, bytes, _)| address.wrapping_sub(base) < bytes.max(1))
     }
@@ -221,7 +221,7 @@ impl GlobalMemory {
         Ok(())
     }
 
-    /// The storage and the offset of a range that lies inside one live allocation.
+    /// The storage and the offset of a range that is inside one live allocation.
     pub(crate) fn range(
         &self,
         operation: &'static str,

@@ -126,7 +126,7 @@ pub(crate) fn maximum64(a: f64, b: f64) -> f64 {
     }
 }
 
-/// Rounds an f64 to f32; `residue` says where the exact value lies: its sign is that of exact minus `value`.
+/// Rounds an f64 to f32; `residue` says where the exact value is: its sign is that of exact minus `value`.
 pub(crate) fn round_to_f32(value: f64, residue: f64, round: Round) -> f32 {
     let nearest = value as f32;
     if !value.is_finite() {

@@ -39,8 +39,7 @@ pub(crate) static E4M3: [f32; 256] = {
 };
 
 /// Rounds the magnitude of an f32 to a format of `significand` bits behind the point whose smallest normal exponent is
-/// `smallest`, to nearest, ties to even: the result counts in units of the format's smallest subnormal number, as its
-/// bits do.
+/// `smallest`, to nearest, ties to even. The result counts in units of the format's smallest subnormal number, as its bits do.
 #[inline(always)]
 fn round_to_bits(value: f32, significand: u32, smallest: i32) -> u32 {
     let bits = value.to_bits() & 0x7fff_ffff;

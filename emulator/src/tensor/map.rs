@@ -77,7 +77,7 @@ impl TensorType {
     }
 }
 
-/// Whether the innermost axis is cut into slices that lie apart.
+/// Whether the innermost axis is cut into slices that are apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Interleave {
@@ -181,7 +181,7 @@ pub struct TensorMapArguments<'a> {
     pub swizzle: Swizzle,
     /// The granularity of reads into the level-2 cache.
     pub l2_promotion: L2Promotion,
-    /// What lies outside the tensor.
+    /// What is outside the tensor.
     pub oob_fill: OobFill,
 }
 

@@ -1,6 +1,6 @@
 //! The walk over a box: which bytes of the tensor belong where in shared memory.
 //!
-//! The box is walked row by row, a row being the elements along the innermost axis. Without a swizzle the rows lie one
+//! The box is walked row by row, a row being the elements along the innermost axis. Without a swizzle the rows are one
 //! behind the other; with one each takes a whole span, and its chunks of 16 bytes change places. What is contiguous on
 //! both sides is one piece.
 
@@ -48,7 +48,7 @@ impl Tiled {
         self.counts[1..].iter().map(|&count| u64::from(count)).product()
     }
 
-    /// Bytes that a copy of a box moves, whether or not they lie inside the tensor.
+    /// Bytes that a copy of a box moves, whether or not they are inside the tensor.
     pub(crate) fn box_bytes(&self) -> u64 {
         self.rows() * u64::from(self.row_bytes())
     }
@@ -66,7 +66,7 @@ impl Tiled {
         }
     }
 
-    /// Whether a box that begins at `start` lies in the tensor with its first element; a store must.
+    /// Whether a box that begins at `start` is in the tensor with its first element; a store must.
     pub(crate) fn negative_axis(&self, start: &[i32; 5]) -> Option<usize> {
         (0..self.rank).find(|&axis| start[axis] < 0)
     }
@@ -84,7 +84,7 @@ impl Tiled {
         self.walk(start, shared, CHUNK_BYTES, piece);
     }
 
-    /// Walks the box, in whose rows what lies inside the tensor ends at a multiple of `unit` bytes.
+    /// Walks the box, in whose rows what is inside the tensor ends at a multiple of `unit` bytes.
     fn walk(&self, start: &[i32; 5], shared: u32, unit: u64, mut piece: impl FnMut(BoxPiece)) {
         let size = u64::from(self.data_type.bytes());
         let row_bytes = self.row_bytes();

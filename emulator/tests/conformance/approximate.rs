@@ -1,4 +1,4 @@
-//! The functions that a GPU approximates: both its results and the emulator's have to lie within the error that the PTX ISA
+//! The functions that a GPU approximates: both its results and the emulator's have to be within the error that the PTX ISA
 //! states, next to the exact value.
 
 use half::{bf16, f16};

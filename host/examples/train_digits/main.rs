@@ -29,7 +29,7 @@ use digits::{
 
 /// Part of the images that were not trained with and have to be right after all epochs.
 const LEAST_ACCURACY: f64 = 0.97;
-/// The same of digits that lie on their side, read by the frozen network with updates.
+/// The same of digits that are on their side, read by the frozen network with updates.
 const LEAST_ADAPTED: f64 = 0.93;
 /// Pixels of a row, and of a column.
 const SIDE: usize = 8;
@@ -176,7 +176,7 @@ impl Update {
     }
 }
 
-/// Teaches a frozen network to read digits that lie on their side, by updates of its layers. Whether enough of them are right then.
+/// Teaches a frozen network to read digits that are on their side, by updates of its layers. Whether enough of them are right then.
 fn adapt(
     device: &Device,
     digits: &Digits,

@@ -136,16 +136,19 @@ impl Activation {
     /// How far an f32 evaluation may be from the true value, in units of `2⁻²⁴ · |z|`.
     ///
     /// Each of the three smooth ones is `z · p` with `p` in [0, 1], so an absolute error of `p` counts times `|z|`.
-    /// `p = 1 / (1 + e^(−v))` is evaluated as `rcp(1 + ex2(−v · log2 e))`. An error δ of the exponent changes `p` by
-    /// `p(1 − p) · ln 2 · δ`, and `|v| · p(1 − p) ≤ 0.2239`; so the roundings of the exponent and of its factors (4 at most for the tanh
-    /// form) give at most 4 · 0.2239 < 0.9 units, `ex2` (2 ulp, of up to 2 units each) at most 4/4, the sum 1, `rcp` (1 ulp) 2, the
-    /// product with `z` 1: under 6. Where two share a reciprocal, `p = rcp(a · b) · b`, the two products are 2 units more: under 8, with room
+    /// `p = 1 / (1 + e^(−v))` is evaluated as `rcp(1 + ex2(−v · log2 e))`. An error δ of the exponent changes `p` by `p(1 − p)
+    /// · ln 2 · δ`, and `|v| · p(1 − p) ≤ 0.2239`. So the roundings of the exponent and of its factors (4 at most for the tanh
+    /// form) give at most 4 · 0.2239 < 0.9 units. `ex2` (2 ulp, of up to 2 units each) gives at most 4/4. The sum gives 1,
+    /// `rcp` (1 ulp) 2, and the product with `z` 1: under 6 together. Where two share a reciprocal, `p = rcp(a · b) · b`, the
+    /// two products are 2 units more:
+    /// under 8, with room
     /// for the cut-off of exponents at 62 and the 2⁻⁶¹ that is subtracted, together at most 2⁻³⁷ units.
-    /// The erf form is `max(z, 0) − |z| · Φ(−|z|)`. The tail Φ(−|z|) is 1/2 at 0, where power and reciprocal are just below 1 and an ulp of
-    /// theirs is one unit: of it `ex2` is off by 2 units, the factor q · P(q) with q = rcp(1 + 0.39 |z|) by 2.1 times q's 2, the polynomial
-    /// by 2, two products by 2, together 10.2. Half of that, the last rounding and the polynomial's own distance from what it fits, 0.3,
-    /// are under 7. From there on the tail falls faster than its relative error rises, to less than 1/8 where an ulp of the power becomes
-    /// two units: the roundings of the power's exponent, which is zero at 0, add about 1.5 z² units of the tail.
+    /// The erf form is `max(z, 0) − |z| · Φ(−|z|)`. The tail Φ(−|z|) is 1/2 at 0, where power and reciprocal are just below 1
+    /// and an ulp of theirs is one unit. Of it `ex2` is off by 2 units, the factor q · P(q) with q = rcp(1 + 0.39 |z|) by 2.1
+    /// times q's 2, the polynomial by 2, two products by 2, together 10.2. Half of that, the last rounding and the polynomial's
+    /// own distance from what it fits, 0.3,
+    /// are under 7. From there on the tail falls faster than its relative error rises, to less than 1/8 where an ulp of the
+    /// power becomes two units. The roundings of the power's exponent, which is zero at 0, add about 1.5 z² units of the tail.
     #[must_use]
     pub const fn evaluation_ulps(self) -> f64 {
         match self {

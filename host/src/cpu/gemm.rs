@@ -1,8 +1,8 @@
 //! The blocked matrix product under the CPU implementations: packing and register-blocked micro-kernels.
 //!
-//! The scheme is the usual one (Goto and van de Geijn, *Anatomy of High-Performance Matrix Multiplication*, 2008): both
-//! operands are copied into panels that the innermost loop reads in order, `MR` rows of A against `NR` rows of B, and
-//! the `MR × NR` sums stay in registers over a block of [`K_BLOCK`] products. The compiler vectorises the innermost loop;
+//! The scheme is the usual one (Goto and van de Geijn, *Anatomy of High-Performance Matrix Multiplication*, 2008). Both
+//! operands are copied into panels that the innermost loop reads in order, `MR` rows of A against `NR` rows of B, and the `MR ×
+//! NR` sums stay in registers over a block of [`K_BLOCK`] products. The compiler vectorises the innermost loop;
 //! the instruction set is chosen at run time.
 //!
 //! Rounding: the sums of one block of K start from zero and are then added to the running total, so an element passes

@@ -190,7 +190,7 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// `rows` lies within `memory`, and `destination` is valid for writes of `rows.width * rows.height` bytes until the
+    /// `rows` is within `memory`, and `destination` is valid for writes of `rows.width * rows.height` bytes until the
     /// work on `stream` is done.
     unsafe fn read(
         &self,
@@ -203,7 +203,7 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     ///
-    /// `rows` lies within `memory`, and `source` is valid for reads of `rows.width * rows.height` bytes until the work
+    /// `rows` is within `memory`, and `source` is valid for reads of `rows.width * rows.height` bytes until the work
     /// on `stream` is done.
     unsafe fn write(
         &self,

@@ -1,8 +1,9 @@
 //! The layout of an expert's row: bytes that kernels, the CPU implementation and a cache of rows read alike.
 //!
-//! A row is the expert's hidden units one after the other, filled up with zeros to a multiple of 32 bytes, 32 at least. A unit is its vectors u, w if the
-//! units are gated, and v, each filled up with zeros to a multiple of 16 bytes; then, for formats that scale, 16 bytes with a word for
-//! each of u, v and w, in this order: the scale and the bias as two f16, or of 8-bit floats the scale as f32.
+//! A row is the expert's hidden units one after the other, filled up with zeros to a multiple of 32 bytes, 32 at least. A unit
+//! is its vectors u, w if the units are gated, and v, each filled up with zeros to a multiple of 16 bytes. Then, for formats
+//! that scale, 16 bytes with a word for each of u, v and w, in this order: the scale and the bias as two f16, or of 8-bit
+//! floats the scale as f32.
 
 mod quantize;
 

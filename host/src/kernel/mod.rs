@@ -15,6 +15,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -29,6 +30,7 @@ use crate::device::backend::{FunctionHandle, FunctionResources, LaunchSize, Modu
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
+use crate::trace;
 pub(crate) use ptx::PtxSummary;
 use ptx::{PtxEntry, Reach, Target};
 use replaced::Replaced;
@@ -167,7 +169,10 @@ impl Device {
                 actual: format!("{}.{}", capability.0, capability.1),
             });
         }
+        let start = Instant::now();
         let handle = self.backend().load_module(name, text, &summary)?;
+        let milliseconds = start.elapsed().as_secs_f64() * 1e3;
+        tracing::debug!(target: "warpsmith::module", name, bytes = text.len(), milliseconds, "module loaded");
         let loaded = Arc::new(LoadedModule { name: name.to_owned(), summary, handle });
         Ok(Module { device: self.clone(), loaded })
     }
@@ -328,6 +333,7 @@ impl Function {
         let early = size.early && entry.waits_for_launches;
         let size = LaunchSize { early, ..size };
         check::check_launch(entry, resources, self.device.properties(), size, sizes)?;
+        trace::launch(&entry.name, &size);
         // SAFETY: the function was found in this module; the caller answers for the arguments, whose number and sizes
         // were just checked.
         unsafe {

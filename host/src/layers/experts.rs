@@ -15,6 +15,7 @@ use crate::peer::rows::{Next, Noting, Part, Step};
 use crate::peer::{CacheOptions, CacheStatistics, CachedRows, ExpertMemory};
 use crate::stream::{Event, Stream};
 use crate::tensor::Tensor;
+use crate::trace;
 
 /// The operation's name in errors.
 const OPERATION: &str = "Experts::forward";
@@ -123,9 +124,9 @@ impl Experts {
     ///
     /// # Errors
     ///
-    /// Those of `part`; [`Error::Shape`] or [`Error::Argument`] if the vectors do not fit the layout and its format, [`Error::Argument`] if an option or a
-    /// variable of the environment is not what it can be, [`Error::SizeLimit`] if there are 2³² - 1 experts or more, [`Error::OutOfMemory`] if host or
-    /// device have too little memory.
+    /// Those of `part`. [`Error::Shape`] or [`Error::Argument`] if the vectors do not fit the layout and its format.
+    /// [`Error::Argument`] if an option or a variable of the environment is not what it can be. [`Error::SizeLimit`] if there
+    /// are 2³² - 1 experts or more. [`Error::OutOfMemory`] if host or device have too little memory.
     pub fn new(
         device: &Device,
         layout: ExpertLayout,
@@ -173,6 +174,7 @@ impl Experts {
                 let mut bytes = crate::memory::zeros(operation, range.len() * layout.row_bytes())?;
                 layout.pack_rows_for(operation, ExpertVectors { u: &u, w: &w, v: &v }, &mut bytes)?;
                 rows.write(first, &bytes)?;
+                trace::progress("packing experts", range.end, count);
             }
             Store::Cached(Box::new(Mutex::new(rows)))
         };
@@ -525,8 +527,8 @@ impl<T: ExpertInput> Pass<'_, T> {
     }
 }
 
-/// How many tokens of `tokens`, with `per_token` experts each, are worked at a time before a cache of `slots` rows: a quarter of them, so many that the
-/// rows of two chunks fit into the cache even if no two are the same, but enough to fill a GPU.
+/// How many tokens of `tokens`, with `per_token` experts each, are worked at a time before a cache of `slots` rows. It is a quarter
+/// of them, so many that the rows of two chunks fit into the cache even if no two are the same, but enough to fill a GPU.
 fn chunk_tokens(tokens: usize, per_token: usize, slots: usize) -> usize {
     let fit = slots / 2 / per_token.max(1);
     tokens.div_ceil(CHUNKS).min(fit).clamp(FEWEST_TOKENS, MOST_TOKENS)

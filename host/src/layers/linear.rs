@@ -24,7 +24,7 @@ use crate::weights::{FloatElement, Weights};
 /// let x = Tensor::from_array(&device, &array![[3.0f32, 4.0]])?;
 /// assert_eq!(layer.forward(&x)?.to_vec()?, [3.0, 0.0]);
 ///
-/// // On a stream of its own, into a tensor that is there.
+/// // On a stream of its own, into an existing tensor.
 /// let stream = device.new_stream()?;
 /// let mut y = Tensor::zeros(&device, [1, 2])?;
 /// layer.forward_into(&x, &mut y, &stream)?;
@@ -74,7 +74,7 @@ impl<T: LinearInput> Linear<T> {
         Ok(Self { weight, bias, activation, precision: Precision::default() })
     }
 
-    /// The layer with products as exact as this. It matters for f32 alone, and [updates that are bolted on](Self::attach) leave them at full
+    /// The layer with products as exact as this. It matters for f32 alone, and [attached updates](Self::attach) leave them at full
     /// accuracy; so it is unless it is set.
     #[must_use]
     pub fn with_precision(self, precision: Precision) -> Self {

@@ -140,7 +140,7 @@ impl<T: LinearInput + LinearGradientElement> Linear<T> {
         self.backward_operation(saved, dy).run()
     }
 
-    /// As [`backward`](Self::backward), adding to the gradients of the weight and of the bias that are there. That of x is written over.
+    /// As [`backward`](Self::backward), adding to the existing gradients of the weight and of the bias. That of x is written over.
     ///
     /// # Errors
     ///
@@ -161,7 +161,7 @@ impl<T: LinearInput + LinearGradientElement> Linear<T> {
         })
     }
 
-    /// The backward pass as an operation, for what else it can do: some of the gradients, into tensors that are there, on a stream.
+    /// The backward pass as an operation, for what else it can do: some of the gradients, into existing tensors, on a stream.
     pub fn backward_operation<'a>(
         &'a self,
         saved: &'a LinearSaved<T>,
@@ -241,7 +241,7 @@ macro_rules! norm_training {
                 self.backward_operation(saved, dy).run()
             }
 
-            /// As [`backward`](Self::backward), adding to the gradients of the weight and of the bias that are there. That of x is written over.
+            /// As [`backward`](Self::backward), adding to the existing gradients of the weight and of the bias. That of x is written over.
             ///
             /// # Errors
             ///

@@ -1,4 +1,4 @@
-//! Generated low-rank updates as a layer, and linear layers that they are bolted onto.
+//! Generated low-rank updates as a layer, and linear layers that have some.
 
 use super::Linear;
 use crate::device::Device;
@@ -183,7 +183,7 @@ impl<T: UpdateInput> GeneratedUpdate<T> {
 }
 
 impl<T: UpdateInput> Linear<T> {
-    /// This layer with `updates` bolted on. The two share the weights, which stay as they are.
+    /// This layer with `updates` attached. The two share the weights, which stay as they are.
     ///
     /// # Errors
     ///
@@ -193,7 +193,7 @@ impl<T: UpdateInput> Linear<T> {
     }
 }
 
-/// A linear layer with generated low-rank updates bolted on: `Y = activation(X Wᵀ + b + ΣΔY)`; see [`Linear::attach`].
+/// A linear layer with generated low-rank updates: `Y = activation(X Wᵀ + b + ΣΔY)`; see [`Linear::attach`].
 ///
 /// V and U of all updates are copied once, when one is attached or detached, into the layout that kernels read; a forward pass copies
 /// nothing.
@@ -241,7 +241,7 @@ impl<T: UpdateInput> UpdatedLinear<T> {
         Self { base, updates: Vec::new(), packed: None }
     }
 
-    /// Bolts on another update, after those that are there.
+    /// Attaches another update, after the existing ones.
     ///
     /// # Errors
     ///

@@ -20,6 +20,7 @@ use crate::ops::rows::{
 use crate::ops::{Implementation, SIDE_LIMIT};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 
 /// Blocks of a grid along y.
 const MOST_ALONG_Y: u64 = 65_535;
@@ -83,7 +84,7 @@ pub fn activation<T: ElementwiseElement>(x: &Tensor<T>, activation: Activation) 
 
 /// `act(gate) ⊙ value`, both `[.., N]`: SwiGLU with [`Activation::Silu`], GEGLU with a GELU, ReGLU with [`Activation::Relu`].
 ///
-/// The two may be halves of one tensor: they are read where they lie.
+/// The two may be halves of one tensor: they are read in place.
 ///
 /// ```
 /// use ndarray::array;
@@ -180,8 +181,9 @@ impl<'a, T: ElementwiseElement> ElementwiseOp<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if an operand has no axis or another shape, [`Error::SizeLimit`] if there are 2³¹ rows or more, or as many columns,
-    /// [`Error::DeviceMismatch`] if an operand or the stream is another device's; whatever allocating the result, loading the kernel and launching it may return.
+    /// [`Error::Shape`] if an operand has no axis or another shape. [`Error::SizeLimit`] if there are 2³¹ rows or more, or as
+    /// many columns. [`Error::DeviceMismatch`] if an operand or the stream is another device's. Otherwise whatever allocating
+    /// the result, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<T>> {
         self.run_as::<T>()
     }
@@ -192,6 +194,7 @@ impl<'a, T: ElementwiseElement> ElementwiseOp<'a, T> {
     ///
     /// As [`run`](Self::run).
     pub fn run_as<Y: RowElement>(&self) -> Result<Tensor<Y>> {
+        let _range = trace::operation(self.operation);
         let (sizes, stream) = self.checked()?;
         let mut y = Tensor::uninit_on(&stream, self.a.1.shape())?;
         self.write::<Y, Y>(sizes, &stream, &mut y, None)?;
@@ -207,6 +210,7 @@ impl<'a, T: ElementwiseElement> ElementwiseOp<'a, T> {
     /// As [`run`](Self::run); [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::ReadOnly`] if `y` does not fit, [`Error::Overlap`] if it
     /// shares memory with an operand and is not the same view.
     pub fn run_into<Y: RowElement>(&self, y: &mut Tensor<Y>) -> Result<()> {
+        let _range = trace::operation(self.operation);
         let (sizes, stream) = self.checked()?;
         self.check_result("y", y)?;
         self.write::<Y, Y>(sizes, &stream, y, None)
@@ -442,6 +446,7 @@ impl<'a, T: ElementwiseElement, V: RowElement> GatedBackwardOp<'a, T, V> {
     ///
     /// As [`ElementwiseOp::run`].
     pub fn run(&self) -> Result<(Tensor<T>, Tensor<V>)> {
+        let _range = trace::operation(self.op.operation);
         let (sizes, stream) = self.op.checked()?;
         let shape = self.op.a.1.shape();
         let (mut dgate, mut dvalue) =
@@ -462,6 +467,7 @@ impl<'a, T: ElementwiseElement, V: RowElement> GatedBackwardOp<'a, T, V> {
         dgate: &mut Tensor<Y>,
         dvalue: &mut Tensor<Z>,
     ) -> Result<()> {
+        let _range = trace::operation(self.op.operation);
         let (sizes, stream) = self.op.checked()?;
         self.op.check_result("dgate", dgate)?;
         self.op.check_result("dvalue", dvalue)?;

@@ -25,6 +25,7 @@ use crate::ops::rows::{
 use crate::ops::{Implementation, SIDE_LIMIT};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 
 /// The names of the operations in errors.
 const OPERATION: &str = "embedding";
@@ -128,9 +129,11 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingOp<'a, T, I> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if the table is no matrix, [`Error::SizeLimit`] if it, or the result, has 2³¹ rows or columns or more, [`Error::DeviceMismatch`] if the ids or
-    /// the stream are another device's; whatever allocating the result, loading the kernel and launching it may return.
+    /// [`Error::Shape`] if the table is no matrix. [`Error::SizeLimit`] if it, or the result, has 2³¹ rows or columns or more.
+    /// [`Error::DeviceMismatch`] if the ids or the stream are another device's. Otherwise whatever allocating the result,
+    /// loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<T>> {
+        let _range = trace::operation(OPERATION);
         let (sizes, stream) = self.checked()?;
         let mut y = Tensor::uninit_on(&stream, self.shape())?;
         self.write(sizes, &stream, &mut y)?;
@@ -144,6 +147,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingOp<'a, T, I> {
     /// As [`run`](Self::run); [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::ReadOnly`] if `y` does not fit, [`Error::Overlap`] if it
     /// shares memory with the table or the ids.
     pub fn run_into(&self, y: &mut Tensor<T>) -> Result<()> {
+        let _range = trace::operation(OPERATION);
         let (operation, operand) = (OPERATION, "y");
         let (sizes, stream) = self.checked()?;
         self.table.device().expect_same(operation, operand, y.device())?;
@@ -336,8 +340,9 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if `dy` does not have the shape of the ids and one more axis, [`Error::SizeLimit`] if it has 2³¹ rows or columns or more, or the table as many,
-    /// [`Error::DeviceMismatch`] if the ids or the stream are another device's; whatever allocating results, loading kernels and launching them may return.
+    /// [`Error::Shape`] if `dy` does not have the shape of the ids and one more axis. [`Error::SizeLimit`] if it has 2³¹ rows
+    /// or columns or more, or the table as many. [`Error::DeviceMismatch`] if the ids or the stream are another device's.
+    /// Otherwise whatever allocating results, loading kernels and launching them may return.
     pub fn run(&self) -> Result<SparseRows<f32>> {
         self.run_as::<f32>()
     }
@@ -348,6 +353,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
     ///
     /// As [`run`](Self::run).
     pub fn run_as<R: RowElement>(&self) -> Result<SparseRows<R>> {
+        let _range = trace::operation(BACKWARD);
         let (sizes, stream) = self.checked()?;
         let room = sizes.rows.min(self.vocabulary);
         let mut result = SparseRows {
@@ -367,6 +373,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
     /// As [`run`](Self::run); [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::ReadOnly`] if a tensor does not fit, [`Error::Overlap`] if it
     /// shares memory with dy, the ids or another one.
     pub fn run_into<R: RowElement>(&self, result: &mut SparseRows<R>) -> Result<()> {
+        let _range = trace::operation(BACKWARD);
         let (operation, device, origin) = (BACKWARD, self.dy.device(), "dy and the table");
         let (sizes, stream) = self.checked()?;
         let room = sizes.rows.min(self.vocabulary);

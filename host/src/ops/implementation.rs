@@ -45,7 +45,7 @@ pub enum Implementation {
 }
 
 impl Implementation {
-    /// The kernel `kernel` on `device`, which reads all operands where they lie.
+    /// The kernel `kernel` on `device`, which reads all operands in place.
     pub(crate) fn kernel(device: &Device, kernel: &'static str, blocks: u32) -> Self {
         match device.kind() {
             DeviceKind::Emulator => Self::Emulator { kernel, blocks, copies: 0 },
@@ -63,7 +63,7 @@ impl Implementation {
         self
     }
 
-    /// Operands that a kernel does not read where they lie: they are copied first. 0 where no kernel runs.
+    /// Operands that a kernel does not read in place: they are copied first. 0 where no kernel runs.
     #[must_use]
     pub fn copies(&self) -> u32 {
         match *self {

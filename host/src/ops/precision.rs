@@ -1,6 +1,6 @@
 //! The precision policy: how exact a product has to be, and which arithmetic of the tensor cores that asks for.
 //!
-//! | products | for | error of a sum of K products, relative to Σ |xₖwₖ| |
+//! | products | for | error of a sum of K products, relative to Σ \|xₖwₖ\| |
 //! |---|---|---|
 //! | [`Products::Direct`] | f16, bf16 | the products are exact; 2⁻²³ · (K + 8) from adding them in f32 |
 //! | [`Products::ThreeTf32`] | f32 | 2⁻¹⁹ + 2⁻²⁴ · (42 + ⌈K/8⌉); validated to be below 10⁻⁵ for K up to 4096 |

@@ -17,6 +17,7 @@ pub(crate) use crate::ops::CHUNK_BYTES;
 use crate::ops::{Implementation, ROW_LIMIT, SIDE_LIMIT};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor, contiguous_strides};
+use crate::trace;
 
 /// The operation's name in errors.
 const OPERATION: &str = "repack";
@@ -62,10 +63,11 @@ impl<'a, T: Element> RepackOp<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if `x` has less than two axes, [`Error::Type`] if its elements have more than 4 bytes,
-    /// [`Error::SizeLimit`] if it has 2³¹ rows or 2³¹ bytes in a row, [`Error::DeviceMismatch`] if the stream is another device's;
-    /// whatever allocating the copy, loading the kernel and launching it may return.
+    /// [`Error::Shape`] if `x` has less than two axes. [`Error::Type`] if its elements have more than 4 bytes.
+    /// [`Error::SizeLimit`] if it has 2³¹ rows or 2³¹ bytes in a row. [`Error::DeviceMismatch`] if the stream is another
+    /// device's. Otherwise whatever allocating the copy, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<T>> {
+        let _range = trace::operation(OPERATION);
         let (x, stream) = (self.x, self.checked()?);
         let mut copy =
             Tensor::uninit_on(&stream, padded(x))?.slice(x.rank() - 1, 0..x.shape()[x.rank() - 1])?;
@@ -82,6 +84,7 @@ impl<'a, T: Element> RepackOp<'a, T> {
     /// As [`run`](Self::run); [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::ReadOnly`] if `y` does not fit,
     /// [`Error::Overlap`] if it shares memory with `x`.
     pub fn run_into(&self, y: &mut Tensor<T>) -> Result<()> {
+        let _range = trace::operation(OPERATION);
         let stream = self.checked()?;
         self.check_output(y)?;
         self.write(&stream, y)
@@ -97,7 +100,7 @@ impl<'a, T: Element> RepackOp<'a, T> {
         Ok(self.stream.cloned().unwrap_or_else(|| device.default_stream()))
     }
 
-    /// The error for a tensor that does not lie as a new copy does.
+    /// The error for a tensor that does not have the layout of a new copy.
     fn check_output(&self, y: &Tensor<T>) -> Result<()> {
         let (operation, operand, x) = (OPERATION, "y", self.x);
         x.device().expect_same(operation, operand, y.device())?;
@@ -125,7 +128,7 @@ impl<'a, T: Element> RepackOp<'a, T> {
         Ok(())
     }
 
-    /// Copies into a tensor that lies as a new copy does.
+    /// Copies into a tensor with the layout of a new copy.
     fn write(&self, stream: &Stream, copy: &mut Tensor<T>) -> Result<()> {
         let (x, device) = (self.x, self.x.device());
         if x.is_empty() {

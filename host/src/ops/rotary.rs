@@ -17,6 +17,7 @@ use crate::ops::rows::{MOST_BLOCKS, RowElement, widened};
 use crate::ops::{CHUNK_BYTES, Implementation, SIDE_LIMIT};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 pub(crate) use positions::positions;
 
 /// The operation's name in errors.
@@ -158,8 +159,8 @@ impl RotaryTable {
 /// `x` `[.., S, H, D]`, tokens S and heads H of D elements, with the first `table.rotary_dim()` elements of each head turned, the others as they are.
 ///
 /// A token's position is its place in S. See [`RotaryOp::offset`] and [`RotaryOp::positions`] for others, [`RotaryOp::pairing`] for which elements are a pair. Heads
-/// are read where they lie if their elements are neighbours in memory: `x` may be `[B, S, H, D]`, a view of `[B, H, S, D]`, or those of q and k together in a packed
-/// tensor of q, k and v, which takes one launch for both.
+/// are read in place if their elements are neighbours in memory. `x` may be `[B, S, H, D]`, a view of `[B, H, S, D]`, or those
+/// of q and k together in a packed tensor of q, k and v, which takes one launch for both.
 ///
 /// ```
 /// use warpsmith::{Device, Tensor, ops};
@@ -235,18 +236,19 @@ impl<'a, T: RotaryElement> RotaryOp<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if `x` has less than three axes, less than `rotary_dim` elements in a head, or if positions have another shape, [`Error::Argument`] if the
-    /// table lacks positions that are counted from the offset, [`Error::SizeLimit`] if there are 2³¹ tokens, heads or elements of a head,
-    /// [`Error::DeviceMismatch`] if the table, the positions or the stream are another device's; whatever allocating the result, loading the kernel and
-    /// launching it may return.
+    /// [`Error::Shape`] if `x` has less than three axes, less than `rotary_dim` elements in a head, or if positions have
+    /// another shape. [`Error::Argument`] if the table lacks positions that are counted from the offset. [`Error::SizeLimit`]
+    /// if there are 2³¹ tokens, heads or elements of a head. [`Error::DeviceMismatch`] if the table, the positions or the
+    /// stream are another device's. Otherwise whatever allocating the result, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<T>> {
+        let _range = trace::operation(OPERATION);
         let (sizes, stream) = self.checked()?;
         let mut y = Tensor::uninit_on(&stream, self.x.shape())?;
         self.write(sizes, &stream, &mut y)?;
         Ok(y)
     }
 
-    /// Writes the heads into `y`, of the shape of `x` and as readable where it lies, so that the work can be [captured](Stream::capture) with its result kept.
+    /// Writes the heads into `y`, of the shape of `x` and as readable in place, so that the work can be [captured](Stream::capture) with its result kept.
     ///
     /// `y` may be the same view as `x`. Then only what is turned is read and written.
     ///
@@ -255,6 +257,7 @@ impl<'a, T: RotaryElement> RotaryOp<'a, T> {
     /// As [`run`](Self::run); [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::ReadOnly`] if `y` does not fit, [`Error::Overlap`] if it
     /// shares memory with the positions, the table, or x, and is not the same view.
     pub fn run_into(&self, y: &mut Tensor<T>) -> Result<()> {
+        let _range = trace::operation(OPERATION);
         let (operation, operand) = (OPERATION, "y");
         let (sizes, stream) = self.checked()?;
         self.x.device().expect_same(operation, operand, y.device())?;
@@ -440,7 +443,7 @@ impl Sizes {
     }
 }
 
-/// Where heads lie: the address of the first, and the strides of sequences, tokens and heads in elements.
+/// The place of heads: the address of the first, and the strides of sequences, tokens and heads in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Heads {
     address: u64,

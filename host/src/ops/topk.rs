@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::ops::{Implementation, SIDE_LIMIT, expect_result, repack};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 
 /// The operation's name in errors.
 const OPERATION: &str = "topk";
@@ -92,10 +93,11 @@ impl<'a, T: TopkElement> TopkOp<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if `x` has no axis, [`Error::Argument`] if `k` is 0, above 64 or above N, [`Error::SizeLimit`] if x has 2³¹ rows
-    /// or more, or as many columns, [`Error::DeviceMismatch`] if the stream is another device's; whatever allocating the results,
-    /// loading the kernel and launching it may return.
+    /// [`Error::Shape`] if `x` has no axis. [`Error::Argument`] if `k` is 0, above 64 or above N. [`Error::SizeLimit`] if x has
+    /// 2³¹ rows or more, or as many columns. [`Error::DeviceMismatch`] if the stream is another device's. Otherwise whatever
+    /// allocating the results, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<(Tensor<T>, Tensor<u32>)> {
+        let _range = trace::operation(OPERATION);
         let sizes = self.sizes()?;
         let (stream, shape) = (self.stream()?, self.shape());
         let mut values = Tensor::uninit_on(&stream, &shape)?;
@@ -111,6 +113,7 @@ impl<'a, T: TopkElement> TopkOp<'a, T> {
     /// As [`run`](Self::run); [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::Overlap`] if the results do not fit or
     /// share memory with each other or x.
     pub fn run_into(&self, values: &mut Tensor<T>, ids: &mut Tensor<u32>) -> Result<()> {
+        let _range = trace::operation(OPERATION);
         let (operation, origin) = (OPERATION, "x and k");
         let sizes = self.sizes()?;
         let (stream, device, shape) = (self.stream()?, self.x.device(), self.shape());

@@ -17,6 +17,7 @@ use crate::ops::rows::{AnyTensor, with_tensor};
 use crate::ops::{self, Implementation};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 
 /// Weights of any type that an optimiser moves: views of the memory that the model has.
 #[derive(Clone, Debug)]
@@ -196,9 +197,10 @@ impl AdamW {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if there are weights of that name, or there is no such group, [`Error::Stride`] if the weights are not contiguous,
-    /// [`Error::DeviceMismatch`] if they are another device's, [`Error::ReadOnly`] if they cannot be written, [`Error::Overlap`] if they share memory with others of
-    /// this optimiser; otherwise as for [`Tensor::zeros`] and [`ops::cast`].
+    /// [`Error::Argument`] if there are weights of that name, or there is no such group. [`Error::Stride`] if the weights are
+    /// not contiguous. [`Error::DeviceMismatch`] if they are another device's. [`Error::ReadOnly`] if they cannot be written.
+    /// [`Error::Overlap`] if they share memory with others of this optimiser. Otherwise as for [`Tensor::zeros`] and
+    /// [`ops::cast`].
     pub fn add_with<'a>(
         &mut self,
         name: impl Into<String>,
@@ -398,10 +400,12 @@ impl AdamW {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if there is another number of gradients than of weights, or a GPU's stream is being captured and the step differs from the last one in
-    /// options or in where gradients are; [`Error::Shape`], [`Error::Stride`] and [`Error::DeviceMismatch`] if a gradient does not fit its weights, or is not contiguous;
-    /// [`Error::Overlap`] if one shares memory with weights; whatever loading the kernels and launching them may return.
+    /// [`Error::Argument`] if there is another number of gradients than of weights, or a GPU's stream is being captured and the
+    /// step differs from the last one in options or in where gradients are. [`Error::Shape`], [`Error::Stride`] and
+    /// [`Error::DeviceMismatch`] if a gradient does not fit its weights, or is not contiguous. [`Error::Overlap`] if one shares
+    /// memory with weights. Otherwise whatever loading the kernels and launching them may return.
     pub fn step_on(&mut self, stream: &Stream, gradients: &[Option<AnyTensor<'_>>]) -> Result<()> {
+        let _range = trace::operation("AdamW::step");
         self.check(stream, gradients)?;
         if self.parameters.is_empty() {
             return Ok(());

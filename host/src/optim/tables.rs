@@ -93,7 +93,7 @@ fn place_of(tensor: AnyTensor<'_>) -> [u64; 2] {
     })
 }
 
-/// Whether elements of this size lie at multiples of four of them.
+/// Whether elements of this size are at multiples of four of them.
 fn is_aligned(address: u64, bytes: u64) -> bool {
     address.is_multiple_of(4 * bytes)
 }

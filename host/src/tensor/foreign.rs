@@ -22,9 +22,9 @@ impl<T: Element> Tensor<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if the address is null or not aligned to an element, [`Error::Stride`] if there is not one stride for each axis, or two
-    /// indices share an element, [`Error::SizeLimit`] if the memory's size overflows or the driver knows of a shorter allocation,
-    /// [`Error::DeviceMismatch`] if it knows that the memory is another GPU's.
+    /// [`Error::Argument`] if the address is null or not aligned to an element. [`Error::Stride`] if there is not one stride
+    /// for each axis, or two indices share an element. [`Error::SizeLimit`] if the memory's size overflows or the driver knows
+    /// of a shorter allocation. [`Error::DeviceMismatch`] if it knows that the memory is another GPU's.
     ///
     /// # Safety
     ///

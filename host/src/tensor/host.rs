@@ -68,7 +68,7 @@ fn array_shape(layout: &Layout) -> StrideShape<IxDyn> {
 }
 
 impl<T: Element> HostView<'_, T> {
-    /// The elements of a tensor that lie in row-major order without gaps.
+    /// The elements of a tensor that are in row-major order without gaps.
     pub(crate) fn slice(&self) -> &[T] {
         debug_assert!(self.layout.is_contiguous());
         let elements = self.bytes.as_ref().map_or(&[][..], |bytes| bytemuck::cast_slice(bytes.as_slice()));

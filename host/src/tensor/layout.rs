@@ -109,7 +109,7 @@ impl Layout {
         self.shape.iter().product()
     }
 
-    /// Whether the elements lie in row-major order without gaps.
+    /// Whether the elements are in row-major order without gaps.
     pub(crate) fn is_contiguous(&self) -> bool {
         let mut next = 1;
         let mut follows = |(&length, &stride): (&usize, &usize)| {

@@ -65,9 +65,9 @@ impl<T: Element> Tensor<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::UnsupportedDevice`] if the device is not of compute capability 9.0 or later, [`Error::Stride`] if the last
-    /// axis is not contiguous, [`Error::Type`] if the options name a type of another size, and
-    /// [`Error::TensorMap`] if anything else breaks a rule of the copy engine.
+    /// [`Error::UnsupportedDevice`] if the device is not of compute capability 9.0 or later. [`Error::Stride`] if the last axis
+    /// is not contiguous. [`Error::Type`] if the options name a type of another size, and [`Error::TensorMap`] if anything else
+    /// breaks a rule of the copy engine.
     pub fn tensor_map(
         &self,
         box_shape: impl AsRef<[usize]>,

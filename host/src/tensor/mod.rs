@@ -196,7 +196,7 @@ impl<T: Element> Tensor<T> {
         Stream::new(self.device().clone(), self.buffer.home().clone())
     }
 
-    /// Whether the elements lie in row-major order without gaps.
+    /// Whether the elements are in row-major order without gaps.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         self.layout.is_contiguous()
@@ -210,7 +210,7 @@ impl<T: Element> Tensor<T> {
         self.span().meets(&other.span())
     }
 
-    /// As [`shares_memory`](Self::shares_memory), but told exactly of matrices whose rows are as far apart in both: rows that lie side by side have nothing in
+    /// As [`shares_memory`](Self::shares_memory), but told exactly of matrices whose rows are as far apart in both: rows that are side by side have nothing in
     /// common.
     pub(crate) fn shares_rows<U: Element>(&self, other: &Tensor<U>) -> bool {
         if !self.shares_memory(other) {
@@ -256,7 +256,7 @@ impl<T: Element> Tensor<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if there is no such axis or the range does not lie within it.
+    /// [`Error::Argument`] if there is no such axis or the range is not within it.
     pub fn slice(&self, axis: usize, range: Range<usize>) -> Result<Self> {
         Ok(self.with_layout(self.layout.slice(axis, range)?))
     }

@@ -209,7 +209,7 @@ impl<T: Element> Tensor<T> {
         Ok(copy)
     }
 
-    /// This tensor if its elements lie in row-major order without gaps, else a copy in which they do.
+    /// This tensor if its elements are in row-major order without gaps, else a copy in which they do.
     ///
     /// # Errors
     ///

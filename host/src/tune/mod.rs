@@ -6,8 +6,9 @@
 //! each kind of GPU. A device uses what was kept only if it is asked to: by [`Device::set_tuning`], by [`Device::set_tuned`] or by the
 //! environment variable `WARPSMITH_TUNE=read`.
 //!
-//! A kept choice says which kernel is fast, never which is right: one that does not compute the problem on the device is ignored, so
-//! that a damaged or foreign file can cost time but change no result beyond the operation's error bound. Results carry where they come from,
+//! A kept choice says which kernel is fast, never which is right. One that does not compute the problem on the device is
+//! ignored, so that a damaged or foreign file can cost time but change no result beyond the operation's error bound. Results
+//! carry where they come from,
 //! and those of another GPU, driver, version of this crate or of its kernels do not count.
 //!
 //! Nothing here knows an operation: what is chosen from stands behind a trait, and is kept by name.

@@ -54,7 +54,7 @@ fn load_tile<T: Element>(
     Ok(out.to_vec()?)
 }
 
-/// The same by the documents: `element` gives the bytes of the element at a place, whether it lies inside or not.
+/// The same by the documents: `element` gives the bytes of the element at a place, whether it is inside or not.
 fn expected_tile(
     row_elements: usize,
     rows: usize,

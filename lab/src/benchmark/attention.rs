@@ -28,7 +28,7 @@ pub struct AttentionSubject {
     pub bytes: f64,
 }
 
-/// Places the operands of `case` on the stream's device. They lie in rows without gaps, and their elements are drawn evenly, whatever layout and data the
+/// Places the operands of `case` on the stream's device. They are in rows without gaps, and their elements are drawn evenly, whatever layout and data the
 /// case has.
 ///
 /// # Errors

@@ -155,9 +155,9 @@ struct Operands<T: Element, O: Element> {
 /// Operands of one launch. Clones share their memory.
 #[derive(Clone)]
 struct Set<T: Element, O: Element> {
-    /// `[.., M, K]`, as it lies.
+    /// `[.., M, K]`, in place.
     x: Tensor<T>,
-    /// `[.., N, K]`, as it lies.
+    /// `[.., N, K]`, in place.
     w: Tensor<T>,
     bias: Option<Tensor<T>>,
     residual: Option<Tensor<O>>,

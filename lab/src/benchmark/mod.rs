@@ -1,8 +1,9 @@
 //! Measuring: how long an operation takes on a device, compared fairly with another.
 //!
-//! What is compared is measured in rounds on one stream, after a warm-up in which the clocks settle: a round takes one sample of
-//! each, and rounds differ in their order (A B, B A, …), so that no subject is always the one that runs on a chip that another has
-//! heated or left idle. A sample is the time between two events around a batch of launches, divided by their number; the
+//! What is compared is measured in rounds on one stream, after a warm-up in which the clocks settle. A round takes one sample
+//! of each, and rounds differ in their order (A B, B A, …), so that no subject is always the one that runs on a chip that
+//! another has heated or left idle. A sample is the time between two events around a batch of launches, divided by their
+//! number; the
 //! result is the median of the samples. The inputs rotate through more memory than the last-level cache holds.
 //!
 //! On a GPU a batch is recorded once, as a graph, and each sample enqueues it whole behind a copy that keeps the GPU busy

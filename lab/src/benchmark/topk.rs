@@ -1,4 +1,4 @@
-//! Measuring the selection of the largest elements of rows.
+//! Measuring the selection of top-k.
 
 use half::{bf16, f16};
 use warpsmith::device::Device;

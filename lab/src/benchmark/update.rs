@@ -1,4 +1,4 @@
-//! Measuring generated low-rank updates: alone, and bolted onto a linear layer beside that layer by itself.
+//! Measuring generated low-rank updates: alone, and with a linear layer beside that layer by itself.
 
 use std::rc::Rc;
 
@@ -58,7 +58,7 @@ impl UpdateMeasurement {
 
 /// Generated low-rank updates ready to be measured, on the same sets of operands, through which the launches rotate.
 pub struct UpdateSubjects {
-    /// The operation: the update alone, or bolted onto the linear layer.
+    /// The operation: the update alone, or together with the linear layer.
     pub operation: Box<dyn Subject>,
     /// The linear layer by itself; none of an update alone.
     pub base: Option<Box<dyn Subject>>,

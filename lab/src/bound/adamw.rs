@@ -11,8 +11,9 @@
 //! - w: two roundings of d · w and one of what is left, s · δq, two roundings of s · q, one of w. A weight of 16 bits is rounded once more; randomly, by less than the
 //!   distance of two numbers.
 //!
-//! **The norm.** All squares are positive, so the relative error of the sum is u for each addition that a term passes through, and 3 u of its own: 4 of a thread, 2 of its
-//! sums, 5 of a warp and 7 of a block, then one for each 1024 pieces, 5 of a warp and 31 of the block. The root halves it.
+//! **The norm.** All squares are positive, so the relative error of the sum is u for each addition that a term passes through,
+//! and 3 u of its own. 4 of a thread, 2 of its sums, 5 of a warp and 7 of a block, then one for each 1024 pieces, 5 of a warp
+//! and 31 of the block. The root halves it.
 //!
 //! Terms of second order are below a hundredth of these. What is below 2⁻¹⁴⁹ may be lost.
 

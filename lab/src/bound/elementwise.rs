@@ -1,4 +1,4 @@
-//! How far functions of elements, and pairs that are turned, may be off.
+//! How far element-wise operations, and pairs that are turned, may be off.
 //!
 //! u is 2⁻²⁴. A function of one number is off by [`Activation::evaluation_ulps`] · u of it, a slope by [`Activation::derivative_ulps`] · u. The other factors multiply
 //! that, and each product or sum is rounded once: u of what it is. A result is rounded to its type at last; one of f32 has been. What is below 2⁻¹²⁶ may be lost, of a

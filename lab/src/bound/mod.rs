@@ -12,17 +12,18 @@
 //! **Sums on tensor cores, f32.** An operand is split as `x = big + small + δ`: `big` is x without its low 13 bits, so
 //! `|x − big| < 2⁻¹⁰|x|`; `small` is that exact difference rounded to the 11 bits of a TF32, so `|small| ≤ 2⁻¹⁰|x|` and
 //! `|δ| ≤ 2⁻²¹|x|`. Of the product, `small·small` (at most 2⁻²⁰ of it) and the δ terms (2⁻²¹ each) are dropped: together
-//! less than 2⁻¹⁹ S. The three products that remain are added in groups of 4 or 8 by one step of 8 of K, starting from zero: at
+//! less than 2⁻¹⁹ S. The three products that remain are added in groups of 4 or 8 by one step of 8 of K, starting from zero. At
 //! most 6 groups that lose less than `(5 + 2) u` each of that step's part of S, so 42 u · S over all steps. Each step's sum is
 //! then added to an f32 with rounding to nearest: at most u · S a step, ⌈K/8⌉ steps.
 //!
 //! With `wgmma` the groups are of 8 products, 6 of them one after the other from zero over 16 of K, those with small parts first. The
-//! first four see terms of at most 2⁻⁹ S, so all but the last two lose next to nothing: less than `(2 · (9 + 2) + 1) u` of the
+//! first four see terms of at most 2⁻⁹ S, so all but the last two lose next to nothing. Less than `(2 · (9 + 2) + 1) u` of the
 //! part of S, and one rounded addition for each 16 of K: within the bound of the former.
 //!
-//! **Sums on Turing.** f16 is added in groups of 8 products, or of 4 with 7u of S/⌈K/4⌉ each: within the bound of the former. bf16 and f32
-//! are multiplied in f32, a row of 128 bytes (32 products or 64) by fused multiply-adds from zero, whose sum is then added with
-//! rounding: at most `(64 + ⌈K/64⌉) u · S` for bf16 and `(32 + ⌈K/32⌉) u · S` for f32, which is below what tensor cores may lose.
+//! **Sums on Turing.** f16 is added in groups of 8 products, or of 4 with 7u of S/⌈K/4⌉ each: within the bound of the former. bf16
+//! and f32 are multiplied in f32, a row of 128 bytes (32 products or 64) by fused multiply-adds from zero, whose sum is then
+//! added with rounding. At most `(64 + ⌈K/64⌉) u · S` for bf16 and `(32 + ⌈K/32⌉) u · S` for f32, which is below what tensor
+//! cores may lose.
 //!
 //! **Sums on tensor cores, TF32.** Each operand is rounded to 11 significant bits by the copy engine, to nearest: a relative error of
 //! at most 2⁻¹¹ each, together at most 2⁻¹⁰ + 2⁻²² of a product. Sums are as those of 16-bit types, in groups of 8. (Where a kernel
@@ -33,7 +34,8 @@
 //! at once, Ada's `mma` in two groups of 16. All of a group are aligned to the largest exponent E among them, cut to multiples of the unit 2^(E−13), added, and the sum is cut to 13 bits
 //! behind its leading one. The exponent of a product is the sum of its factors' exponents, where a subnormal number has the
 //! smallest normal exponent of its type. So let S here be the sum of the products' sizes with factors made as large as the
-//! smallest normal number where they are smaller, but not zero: then E is at most that of S, and the unit at most 2⁻¹³ S. Each term loses less
+//! smallest normal number where they are smaller, but not zero. Then E is at most that of S, and the unit at most 2⁻¹³ S. Each
+//! term loses less
 //! than a unit, and so does the sum. Of Ada's eight groups of the 128 products that are added up so, the first begins from zero and loses 17
 //! units, each of the others 18: 143 · 2⁻¹³ S. Hopper's four instructions lose less, 33 units and three times 34. These sums are added to an
 //! f32 with rounding to nearest, at most u · S a time, ⌈K/128⌉ times. (One long sum would lose 34 units of all of S every 32 products.)

@@ -67,7 +67,7 @@ impl Sequences {
     }
 }
 
-/// How queries, keys, values and results lie in memory.
+/// How queries, keys, values and results are in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionLayout {
     /// The heads of a row one after the other, without gaps.
@@ -116,7 +116,7 @@ pub struct AttentionCase {
     pub keys_dtype: Option<DType>,
     /// The scales of keys, and of values, of 8 bits.
     pub key_scales: [Option<KeyScales>; 2],
-    /// How everything lies in memory.
+    /// The layout of everything.
     pub layout: AttentionLayout,
     /// How it is computed, where it can be computed so.
     #[doc(hidden)]

@@ -164,8 +164,9 @@ impl MatmulBackwardCase {
 /// The gradients of generated low-rank updates to validate: all of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpdateBackwardCase {
-    /// The updates: their sizes, type, codes, scaling, data and seed, whether they are onto a linear operation, its activation and the factor of its residual, and where x, w and the
-    /// factors are in larger ones; where dy is, for y. It has no other options.
+    /// The updates: their sizes, type, codes, scaling, data and seed, whether they are onto a linear operation, its activation
+    /// and the factor of its residual, and where x, w and the factors are in larger ones. Where dy is, for y. It has no other
+    /// options.
     pub update: UpdateCase,
     /// Type of the gradients of v, u and the bias: the operands', or f32.
     pub gradient: DType,

@@ -31,8 +31,8 @@ pub(crate) fn split_mix(seed: u64, index: u64) -> u64 {
 impl Data {
     /// The largest magnitude of an integer input for sums of `k` products.
     ///
-    /// `k` products of two such integers, and an integer bias, stay below 2²³, so each partial sum (and half of it) is an
-    /// exact f32; and they are at most 8, so that they are exact in every input type, with nothing left for a small part.
+    /// `k` products of two such integers, and an integer bias, stay below 2²³, so each partial sum (and half of it) is an exact
+    /// f32. They are at most 8, so that they are exact in every input type, with nothing left for a small part.
     fn largest_integer(k: usize) -> u64 {
         (1..=8u64).rev().find(|&a| (k as u64).saturating_mul(a * a) < (1 << 22)).unwrap_or(1)
     }

@@ -1,4 +1,4 @@
-//! Functions of elements.
+//! Element-wise operations.
 
 use std::fmt::Write as _;
 

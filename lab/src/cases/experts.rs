@@ -90,9 +90,9 @@ pub struct ExpertCase {
     pub residence: Residence,
     /// The blocks of a token, instead of those that would be chosen.
     pub blocks: Option<ExpertBlocks>,
-    /// Where x lies.
+    /// The placement of x.
     pub x: Placement,
-    /// Where y lies.
+    /// The placement of y.
     pub y: Placement,
     /// Whether results are compared with those of the experts before they were rounded to the format, with a bound that includes that;
     /// else with those of the experts as the table holds them.

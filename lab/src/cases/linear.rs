@@ -9,7 +9,7 @@ use warpsmith::ops::{Activation, Precision};
 
 use super::data::Data;
 
-/// Where an operand lies: a matrix of its own, or columns of a larger one.
+/// The placement of an operand: a matrix of its own, or columns of a larger one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// Columns of the larger matrix before the operand's.
@@ -30,7 +30,7 @@ impl Placement {
     }
 }
 
-/// What the options of every kind of case end with: where its operands lie, what they are drawn from, the tile that it asks for.
+/// What the options of every kind of case end with: where its operands are, what they are drawn from, the tile that it asks for.
 pub(crate) fn drawn_and_placed(
     placements: [(Placement, &str); 3],
     data: Data,
@@ -81,7 +81,7 @@ pub struct Terms {
     pub mask: bool,
     /// Whether the activation's argument is asked for.
     pub preactivation: bool,
-    /// Where each of these three lies: the residual, unless it is what the output holds, the mask, in words, and the argument.
+    /// The placement of each of these three: the residual, unless it is what the output holds, the mask, in words, and the argument.
     pub beside: Placement,
 }
 
@@ -131,11 +131,11 @@ pub struct LinearCase {
     pub terms: Terms,
     /// How exact the product has to be.
     pub precision: Precision,
-    /// Where x lies.
+    /// The placement of x.
     pub x: Placement,
-    /// Where w lies.
+    /// The placement of w.
     pub w: Placement,
-    /// Where y lies.
+    /// The placement of y.
     pub y: Placement,
     /// What the inputs are drawn from.
     pub data: Data,
@@ -185,7 +185,7 @@ impl LinearCase {
         }
     }
 
-    /// The error for sizes of which a matrix, with what lies beside it, cannot be addressed.
+    /// The error for sizes of which a matrix, with what is beside it, cannot be addressed.
     pub(crate) fn check_sizes(&self, operation: &'static str) -> Result<()> {
         // In f64, as the reference has them. A quarter of the address space for each leaves their sum addressable.
         const ELEMENT_BYTES: usize = 4 * size_of::<f64>();
@@ -272,7 +272,7 @@ impl LinearCase {
 /// One matrix product to validate: a batch of products of the sizes and options of a linear operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MatmulCase {
-    /// Sizes, types and options; x stands for a, w for b. Where an operand lies is told of it as it is stored.
+    /// Sizes, types and options; x stands for a, w for b. The placement of an operand is that of its stored form.
     pub product: LinearCase,
     /// Matrices of a and of b: as many of each, or one of one of them.
     pub batch: [usize; 2],

@@ -2,7 +2,7 @@
 
 use warpsmith::DType;
 
-/// How the matrices that are copied lie in memory.
+/// The layout of the matrices that are copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
@@ -24,7 +24,7 @@ pub struct RepackCase {
     pub rows: usize,
     /// Columns of each.
     pub columns: usize,
-    /// How they lie.
+    /// Their layout.
     pub source: Source,
     /// Elements before each row or column in memory, and after it.
     pub beside: [usize; 2],
@@ -39,7 +39,7 @@ impl RepackCase {
         format!("{}×{}×{}", self.batch, self.rows, self.columns)
     }
 
-    /// How the matrices lie, in short.
+    /// The layout of the matrices, in short.
     #[must_use]
     pub fn options(&self) -> String {
         let source = match self.source {

@@ -81,7 +81,7 @@ pub struct RoutingCase {
     pub duplicates: bool,
     /// Whether a few sub-keys are four times as long, so that most tokens use them.
     pub skewed: bool,
-    /// Whether the sub-keys lie in rows that are not chunks of 16 bytes.
+    /// Whether the sub-keys are in rows that are not chunks of 16 bytes.
     pub unaligned: bool,
     /// The blocks that find the experts; what would be chosen if none are named.
     pub blocks: Option<RetrievalBlocks>,

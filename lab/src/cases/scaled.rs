@@ -64,11 +64,11 @@ pub struct ScaledCase {
     pub activation: Activation,
     /// What is added beside the bias, and what is stored beside y; scales are x's and w's.
     pub terms: Terms,
-    /// Where x lies, as it is stored.
+    /// The placement of x, as it is stored.
     pub x: Placement,
-    /// Where w lies, as it is stored.
+    /// The placement of w, as it is stored.
     pub w: Placement,
-    /// Where y lies.
+    /// The placement of y.
     pub y: Placement,
     /// Whether x is stored as K × M, and w as K × N, of which the operation gets transposed views.
     pub across: [bool; 2],
@@ -110,7 +110,7 @@ impl ScaledCase {
         }
     }
 
-    /// The error for scales among the terms, and for sizes of which a matrix, with what lies beside it, cannot be addressed.
+    /// The error for scales among the terms, and for sizes of which a matrix, with what is beside it, cannot be addressed.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         let Self { m, k, n, x, w, y, terms, .. } = *self;
         if [terms.row_scale, terms.column_scale] != [Scales::None; 2] {

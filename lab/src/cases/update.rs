@@ -42,7 +42,7 @@ pub struct UpdateCase {
     pub sequence: usize,
     /// What the first update is multiplied with; the second with half of it, and so on in turn.
     pub scaling: f32,
-    /// Whether it is bolted onto a linear operation.
+    /// Whether it is together with a linear operation.
     pub linear: bool,
     /// Whether there is a bias. Onto a linear operation only, as the rest of these.
     pub bias: bool,
@@ -58,13 +58,13 @@ pub struct UpdateCase {
     pub preactivation: bool,
     /// Whether V is stored transposed, as R × K, and given as a view.
     pub v_across: bool,
-    /// Where x lies.
+    /// The placement of x.
     pub x: Placement,
-    /// Where w lies.
+    /// The placement of w.
     pub w: Placement,
-    /// Where V and U lie.
+    /// The placement of V and U.
     pub factors: Placement,
-    /// Where y lies.
+    /// The placement of y.
     pub y: Placement,
     /// How it is computed, where it can be computed so.
     #[doc(hidden)]
@@ -154,7 +154,7 @@ impl UpdateCase {
         if index.is_multiple_of(2) { self.scaling } else { 0.5 * self.scaling }
     }
 
-    /// The error for sizes of which a matrix, with what lies beside it, cannot be addressed, and for no updates.
+    /// The error for sizes of which a matrix, with what is beside it, cannot be addressed, and for no updates.
     pub(crate) fn check_sizes(&self, operation: &'static str) -> Result<()> {
         if self.ranks.is_empty() {
             return Err(Error::Argument {

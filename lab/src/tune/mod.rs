@@ -1,4 +1,4 @@
-//! Measuring: every kernel that computes one problem, on operands that lie as the operation's own kernel sees them.
+//! Measuring: every kernel that computes one problem, on operands as the operation's own kernel sees them.
 //!
 //! Which problem a case becomes is not worked out again here: the operation runs once and says it, so that what is measured is what it
 //! looks up.
@@ -8,6 +8,7 @@ use warpsmith::error::Result;
 use warpsmith::ops::choice::{Observation, ProductChoice, observe};
 use warpsmith::ops::gemm::Tile;
 use warpsmith::stream::Stream;
+use warpsmith::trace;
 use warpsmith::tune::{Choice, Store};
 
 use crate::benchmark::{self, LinearSubject, Options, Subject, Timing};
@@ -54,7 +55,7 @@ impl Tuned {
 /// Measures every kernel that computes the linear operation of `case` on `device`, whatever tile the case asks for. `None` if there is
 /// nothing to choose: on the CPU, and where nothing is computed.
 ///
-/// The candidates read operands that lie as the operation's own kernel sees them: where it would copy them into aligned rows first,
+/// The candidates read operands as the operation's own kernel sees them: where it would copy them into aligned rows first,
 /// they have been copied. So all of them are measured at the problem that the result is kept for, and the copies, which are
 /// the same for all, do not count. Placement in larger matrices does not apply here.
 ///
@@ -127,18 +128,21 @@ impl Candidates {
     ) -> Result<Self> {
         let expected = Observation { choice, copied: [false; 2] };
         let (mut tiles, mut subjects) = (Vec::new(), Vec::new());
-        for tile in choice.candidates() {
+        let candidates = choice.candidates();
+        let all = candidates.len();
+        for (index, tile) in candidates.into_iter().enumerate() {
             let mut candidate = subject(tile);
             if observe(|| candidate.enqueue(0)).is_ok_and(|observed| observed == [expected]) {
                 tiles.push(tile);
                 subjects.push(candidate);
             }
+            trace::progress("loading candidates", index + 1, all);
         }
         stream.synchronize()?;
         Ok(Self { choice, stream: stream.clone(), tiles, subjects })
     }
 
-    /// What each of them takes: of those that are nearly the fastest, what they take in turns with each other. Beside slow kernels, which draw
+    /// What each of them takes: of those that are nearly the fastest, what they take alternately. Beside slow kernels, which draw
     /// little power, a GPU has clocks that one of the fastest alone would not keep.
     fn measure(mut self, options: &Options) -> Result<Option<Tuned>> {
         let Some(model) = self.choice.model() else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! Validation of functions of elements.
+//! Validation of element-wise operations.
 
 use half::{bf16, f16};
 use ndarray::Array2;

@@ -1,16 +1,17 @@
-//! Validation of experts that are evaluated where their rows lie.
+//! Validation of experts that are evaluated where their rows are.
 //!
-//! Write u for 2⁻²⁴. A product of x and a vector of D numbers passes through at most `n = min(D + 1, D/8 + D/2048 + 104)` roundings: a lane
-//! adds up at least every eighth chunk one after the other, at most 32 numbers more than its share, lanes are added up in 5 steps, groups that share a vector
-//! in at most 32, parts of x that do not fit into shared memory one after the other. (Zeros lose nothing, so no sum has more roundings than
+//! Write u for 2⁻²⁴. A product of x and a vector of D numbers passes through at most `n = min(D + 1, D/8 + D/2048 + 104)`
+//! roundings. A lane adds up at least every eighth chunk one after the other, at most 32 numbers more than its share. Lanes are
+//! added up in 5 steps, and groups that share a vector in at most 32. Parts of x that do not fit into shared memory are added
+//! one after the other. (Zeros lose nothing, so no sum has more roundings than
 //! it has terms.) With a scale s and a bias b it is `s · Σ xᵢqᵢ + b · Σ xᵢ`, with two roundings more: so z is off by at most
 //! `(n + 2) u S` with `S = Σ |xᵢ| (|s qᵢ| + |b|)`. The activation magnifies that by at most its Lipschitz constant, and adds its own error; the gate's
 //! product, that of a gated unit and that with the scale of v add a rounding each.
 //!
 //! Of `y = Σ h (s q + b)` each term then passes through at most twice as many roundings as there are hidden units, and the sum is rounded
-//! to the output's type. What the format's rounding does to a number, `|w − ŵ|`, is at most half a scale for integers, half a unit in the
-//! last place for floating-point types; where results are compared with those of the numbers before rounding, z is off by
-//! `Σ |xᵢ| |wᵢ − ŵᵢ|` more and a term of y by `|h| |v − v̂|`.
+//! to the output's type. What the format's rounding does to a number, `|w − ŵ|`, is at most half a scale for integers, half a
+//! unit in the last place for floating-point types. Where results are compared with those of the numbers before rounding, z is
+//! off by `Σ |xᵢ| |wᵢ − ŵᵢ|` more and a term of y by `|h| |v − v̂|`.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! What an operation that takes the terms of linear layers writes: y, the ReLU mask and the pre-activation, where they lie on the device,
+//! What an operation that takes the terms of linear layers writes: y, the ReLU mask and the pre-activation, in place on the device,
 //! and what is asked of each.
 
 use half::{bf16, f16};
@@ -91,7 +91,7 @@ impl<O: FloatElement> Outputs<O> {
         Ok(Self { y, residual, mask, preactivation, y_placed, mask_placed, preactivation_placed })
     }
 
-    /// All memory that may be written, with what lies beside the results.
+    /// All memory that may be written, with what is beside the results.
     pub(super) fn memory(&self) -> Result<Vec<Output>> {
         let mut all = vec![Output::new("y", self.y_placed.all())?];
         all.extend(self.mask_placed.as_ref().map(|mask| Output::new("mask", mask.all())).transpose()?);
@@ -143,7 +143,7 @@ impl<O: FloatElement + Bits> Results<O> {
         }
     }
 
-    /// Judges what has no element: bits of the mask past column `n`, and whatever lies beside the outputs.
+    /// Judges what has no element: bits of the mask past column `n`, and whatever is beside the outputs.
     pub(super) fn judge_rest(&self, tally: &mut Tally, n: usize) {
         if let Some(mask) = &self.mask
             && !n.is_multiple_of(32)

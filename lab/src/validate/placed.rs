@@ -43,7 +43,7 @@ impl<U: Element> Placed<U> {
         self.all.reshape(shape)?.slice(last, self.columns.clone())
     }
 
-    /// All of their memory, with what lies beside them.
+    /// All of their memory, with what is beside them.
     pub(super) fn all(&self) -> &Tensor<U> {
         &self.all
     }

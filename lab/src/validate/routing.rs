@@ -2,17 +2,20 @@
 //!
 //! Scores are computed with rounding, so two experts whose scores are nearly equal may change places. What is allowed follows from how far
 //! a score may be off. Let δ₁ and δ₂ bound the errors of any score of a sub-key of the halves, and u be 2⁻²⁴. The p-th best computed
-//! score of a half is at least the p-th best exact one less δ, since the p best exact ones are computed so high or higher. So of the
-//! computed sums, the r-th best is at least the r-th best exact sum less δ₁ + δ₂ and the rounding of a sum; and the expert that
-//! has it has an exact score that is not lower than what was computed less δ₁ + δ₂ and that rounding. Likewise upwards. So **the exact
+//! score of a half is at least the p-th best exact one less δ, since the p best exact ones are computed so high or higher. So
+//! of the computed sums, the r-th best is at least the r-th best exact sum less δ₁ + δ₂ and the rounding of a sum. The expert
+//! that has it has an exact score that is not lower than what was computed less δ₁ + δ₂ and that rounding. Likewise upwards. So
+//! **the exact
 //! score of the expert of rank r is within 2(δ₁ + δ₂) + 2u · |s| of the r-th best exact score**, and the experts are those of the
 //! reference wherever scores are further apart than that. With integers every score is exact, and so are the ids, those of ties too.
 //!
-//! **Queries.** A feature q of the projection is off by at most e, by the bound of linear operations ([`bound`](crate::bound)). With z the
-//! normalised feature, f the factor that it has been multiplied with and d the length of a query, the error becomes at most
-//! `f · (|e| + mean |e|) + |z| · f · rms(e)` where the mean is subtracted (the factor changes by `σ · rms(e) / (σ² + ε)` of itself, and
-//! σ ≤ 1/f), without the mean else, and with the root of Σe² in the place of rms(e) where the length is what is divided by; the second
-//! order is below a tenth of that for the errors that there are. Normalising itself rounds: d additions for a sum, half of it in
+//! **Queries.** A feature q of the projection is off by at most e, by the bound of linear operations ([`bound`](crate::bound)). Let
+//! z be the normalised feature, f the factor that it has been multiplied with and d the length of a query. The error becomes at
+//! most `f · (|e| + mean |e|) + |z| · f · rms(e)` where the mean is subtracted. (The factor changes by `σ · rms(e) / (σ² + ε)`
+//! of itself, and σ ≤ 1/f.) Elsewhere the mean is left out. Where the length is what is divided by, the root of Σe² takes the
+//! place of rms(e). The second order is below a tenth of that for the errors that there are. Normalising itself rounds: d
+//! additions
+//! for a sum, half of it in
 //! a square root, and the reciprocal root to 4u: `f · (d + 8) u · mean |q| + |z| · ((d + 8) / 2 + 12) u`, and 2u of what weight and bias give.
 //!
 //! **Scores.** A query is the sum of two bf16 numbers to 2⁻¹⁷ of it, of two f16 numbers to 2⁻²² of it and 2⁻³⁵ of the largest of its

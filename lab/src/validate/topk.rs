@@ -1,4 +1,4 @@
-//! Validation of selections: the k largest elements of rows have to be exactly those that sorting gives.
+//! Validation of selections: the k largest elements of each row have to be exactly those that sorting gives.
 
 use half::{bf16, f16};
 use ndarray::Array2;

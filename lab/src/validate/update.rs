@@ -216,7 +216,7 @@ impl<T: UpdateInput + FloatElement> Outputs<T> {
         Ok(Self { surrounding, y, mask, preactivation })
     }
 
-    /// All memory that may be written, with what lies beside the results.
+    /// All memory that may be written, with what is beside the results.
     fn memory(&self) -> Result<Vec<Output>> {
         let mut all = vec![Output::new("y", &self.surrounding)?];
         all.extend(self.mask.as_ref().map(|mask| Output::new("mask", mask)).transpose()?);

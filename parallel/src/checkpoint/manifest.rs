@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The number of this format.
 pub(super) const FORMAT: u32 = 1;
 
-/// What lies where.
+/// What is where.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Manifest {
     pub(super) format: u32,

@@ -1,7 +1,7 @@
 //! Checkpoints of what is split over ranks, which any number of ranks can load.
 //!
 //! A checkpoint is a folder. Each step has a folder in it, with a safetensors file of each rank and a manifest that says what
-//! lies where. Files are written under another name, flushed to the disk and renamed; the manifest comes last, and then the
+//! is where. Files are written under another name, flushed to the disk and renamed; the manifest comes last, and then the
 //! file `latest` that names the step. So a crash leaves the checkpoint before as it was.
 
 mod manifest;
@@ -34,7 +34,7 @@ pub struct Part {
 
 /// The file that names the last step.
 const LATEST: &str = "latest";
-/// The file of a step's folder that says what lies where.
+/// The file of a step's folder that says what is where.
 const MANIFEST: &str = "manifest.json";
 
 fn step_folder(step: u64) -> String {

@@ -50,7 +50,7 @@ struct Bucket {
 
 /// The gradients of weights that each rank has, averaged over the ranks.
 ///
-/// The gradients lie in buckets, in f32; backward passes write them where [`tensor`](Self::tensor) says, the last layers first.
+/// The gradients are in buckets, in f32; backward passes write them where [`tensor`](Self::tensor) says, the last layers first.
 /// When all of a bucket are [`ready`](Self::ready) its average is under way on a stream of its own, while the backward pass
 /// goes on. After [`finish`](Self::finish) all ranks have the same bits.
 ///

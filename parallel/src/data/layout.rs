@@ -9,7 +9,7 @@ use crate::error::{Result, argument};
 /// Each tensor begins at a multiple of so many elements, so that kernels read it fast. Also the columns of a vector as a matrix.
 pub(super) const ALIGNMENT: usize = 64;
 
-/// Where tensors lie in a vector.
+/// Where tensors are in a vector.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Packed {
     places: Vec<(Vec<usize>, Range<usize>)>,

@@ -1,5 +1,6 @@
-//! How the kernels of the family `adamw` are run: tensors of every type, rounding and alignment that end at every element of a chunk and in every chunk of a thread; with
-//! scales and norms, and after gradients that are not finite. Results are those of the CPU, bit for bit.
+//! How the kernels of the family `adamw` are run: tensors of every type, rounding and alignment that end at every element of a
+//! chunk and in every chunk of a thread. With scales and norms, and after gradients that are not finite. Results are those of
+//! the CPU, bit for bit.
 
 use half::{bf16, f16};
 use warpsmith::cpu::AdamWScalars;

@@ -1,5 +1,6 @@
-//! How the kernels of the family `embedding` are run: look-ups with ids of both types, of which some are out of range; passes of the sort over parts of a tile and over
-//! several; sums of few rows and of more than are loaded together, into rows of their own and onto those of a table.
+//! How the kernels of the family `embedding` are run: look-ups with ids of both types, of which some are out of range. Passes
+//! of the sort over parts of a tile and over several. Sums of few rows and of more than are loaded together, into rows of their
+//! own and onto those of a table.
 
 use warpsmith_dsl::embedding::order::{DIGITS, DistinctParams, PassParams, TILE};
 use warpsmith_dsl::embedding::{GatherParams, GradientParams, Ids};

@@ -1,5 +1,6 @@
-//! How the kernels of the family `expert_cache` are run: copies of rows of every number of chunks around what a warp copies at a time, more and fewer of
-//! them than there are warps and than a warp takes at a time; notes of ids of which many are the same and some are no rows; notes that are settled.
+//! How the kernels of the family `expert_cache` are run. Copies of rows of every number of chunks around what a warp copies at
+//! a time, more and fewer of them than there are warps and than a warp takes at a time. Notes of ids of which many are the same
+//! and some are no rows. Notes that are settled.
 
 use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};

@@ -1,5 +1,5 @@
-//! How the kernels that evaluate experts are run: mostly on small integers, of which every result is exact, with rows in slots and in host memory,
-//! ids of no expert, parts of x, of the units and of the columns, and tails of all of them.
+//! How the kernels that evaluate experts are run. Mostly on small integers, of which every result is exact, with rows in slots
+//! and in host memory, ids of no expert, parts of x, of the units and of the columns, and tails of all of them.
 
 use std::ops::Range;
 

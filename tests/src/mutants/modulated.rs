@@ -109,8 +109,8 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     Some(sizes.into_iter().map(|size| Box::new(Case::new(of, kind, size)) as Box<dyn Problem>).collect())
 }
 
-/// Sums of fewer steps than blocks share them, of as many as their rings have stages and of more; rows that end in every fragment of accumulators,
-/// ranks on both sides of a tile's columns, that end at each of a lane's.
+/// Sums of fewer steps than blocks share them, of as many as their rings have stages and of more. Rows that end in every
+/// fragment of accumulators, ranks on both sides of a tile's columns, that end at each of a lane's.
 fn product_sizes(tile: Tile) -> Vec<Size> {
     let [m, _] = tile.shape;
     let step = 128 * tile.split;

@@ -1,5 +1,6 @@
-//! How the kernels of the families `norm`, `norm_cluster` and `column_sums` are run: on rows of a part of a warp, of some warps, of a block and of more than
-//! its threads hold at a time, with and without each operand; in grids with fewer teams than rows.
+//! How the kernels of the families `norm`, `norm_cluster` and `column_sums` are run. On rows of a part of a warp, of some
+//! warps, of a block and of more than its threads hold at a time, with and without each operand. In grids with fewer teams than
+//! rows.
 
 use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::norm::{NormGradientParams, NormParams};

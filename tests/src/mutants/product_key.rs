@@ -1,6 +1,6 @@
-//! How the kernels of the families `product_key_topk` and `product_key_topk_cluster` are run: on rows, sub-keys and columns of every number
-//! around what a block has at a time, with every norm, with integers, so that scores are exact: small ones, so that most are ties, and
-//! large ones, so that few are.
+//! How the kernels of the families `product_key_topk` and `product_key_topk_cluster` are run. On rows, sub-keys and columns of
+//! every number around what a block has at a time, with every norm, with integers, so that scores are exact: small ones, so
+//! that most are ties, and large ones, so that few are.
 
 use half::{bf16, f16};
 use warpsmith_dsl::float::Bf16;

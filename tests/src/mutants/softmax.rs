@@ -1,5 +1,6 @@
-//! How the kernels of the families `softmax`, `softmax_cluster`, `cross_entropy` and `cross_entropy_cluster` are run: on rows of a part of a warp, of some warps, of a
-//! block and of more than its threads hold at a time, with and without each operand; in grids with fewer teams than rows.
+//! How the kernels of the families `softmax`, `softmax_cluster`, `cross_entropy` and `cross_entropy_cluster` are run. On rows
+//! of a part of a warp, of some warps, of a block and of more than its threads hold at a time, with and without each operand.
+//! In grids with fewer teams than rows.
 
 use warpsmith::cpu::{self, CrossEntropy, Target};
 use warpsmith_dsl::cross_entropy::{CrossEntropyParams, LabelKind, Labels};

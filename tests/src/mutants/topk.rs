@@ -1,6 +1,6 @@
-//! How the kernels of the family `topk` are run: on rows of every number of elements around what a warp reads at a time, whole and in
-//! parts, with few different numbers, so that which of them is selected shows that ties are decided rightly; with NaN, zeros of both signs
-//! and infinities; and with candidates that are barely larger than the best before them.
+//! How the kernels of the family `topk` are run. On rows of every number of elements around what a warp reads at a time, whole
+//! and in parts, with few different numbers, so that which of them is selected shows that ties are decided rightly. With NaN,
+//! zeros of both signs and infinities. With candidates that are barely larger than the best before them.
 
 use std::cmp::Ordering;
 

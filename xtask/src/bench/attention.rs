@@ -58,7 +58,7 @@ impl Row {
         self.peers.iter().min_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// How many times longer the best peer takes.
+    /// How many times longer the best baseline takes.
     fn ratio(&self) -> Option<f64> {
         Some(self.best()?.1 / self.microseconds)
     }
@@ -152,7 +152,7 @@ fn table(rows: &[Row]) -> Table {
         "µs",
         "TFLOP/s",
         "of copy",
-        "best peer",
+        "best baseline",
         "its µs",
         "/ ours",
         "MHz",
@@ -188,7 +188,7 @@ fn verdicts(rows: &[Row]) -> Vec<Verdict> {
         let (goal, ratio) = (row.case.goal?, row.ratio()?);
         Some((format!("{} (at least {goal})", row.case), ratio, ratio >= goal))
     });
-    let goal = "every attention with a goal is so many times as fast as its best peer".into();
+    let goal = "every attention with a goal is so many times as fast as its best baseline".into();
     if rows.iter().all(|row| row.case.goal.is_none()) { Vec::new() } else { vec![judged(goal, reached)] }
 }
 

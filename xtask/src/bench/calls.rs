@@ -22,7 +22,7 @@ use crate::measurement::Measurement;
 
 /// Calls of a sample.
 const CALLS: u32 = 64;
-/// The most microseconds that a call may take its caller: into an output that is there, and into a new one.
+/// The most microseconds that a call may take its caller: into an existing output, and into a new one.
 const MOST: [f64; 2] = [3.0, 4.0];
 
 /// One call, as often as it is made.
@@ -42,7 +42,7 @@ struct Case {
     shape: Vec<usize>,
 }
 
-/// One case, measured: microseconds into an output that is there and into a new one, and names and microseconds of peers.
+/// One case, measured: microseconds into an existing output and into a new one, and names and microseconds of baselines.
 struct Row {
     case: Case,
     microseconds: [Option<f64>; 2],
@@ -97,7 +97,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     session.finish(&[table(&rows)], measurements, verdicts(&rows))
 }
 
-/// A type's name as the peers know it.
+/// A type's name as the baselines know it.
 fn precision(dtype: DType) -> &'static str {
     match dtype {
         DType::F8E4M3 => "f8e4m3",
@@ -126,7 +126,7 @@ fn ones<T: Element>(device: &Device, shape: &[usize], one: T) -> warpsmith::Resu
     Tensor::from_slice(device, &vec![one; shape.iter().product()], shape)
 }
 
-/// Takes the calls of a case: into an output that is there, and into a new one.
+/// Takes the calls of a case: into an existing output, and into a new one.
 type Each<'a> = dyn FnMut(Case, [Option<Call<'_>>; 2]) + 'a;
 
 fn products(device: &Device, each: &mut Each<'_>) -> Result<()> {
@@ -318,7 +318,7 @@ impl Row {
     }
 }
 
-/// Whether a peer of this name does what the variant does: `…-out` writes into an output that is there.
+/// Whether a peer of this name does what the variant does: `…-out` writes into an existing output.
 fn is_like(peer: &str, variant: &str) -> bool {
     peer.ends_with("-out") == (variant == VARIANTS[0])
 }

@@ -94,7 +94,7 @@ impl FromStr for Precision {
     }
 }
 
-/// How the operands lie in memory: x as M × K or, transposed, as K × M; w as K × N or, transposed, as N × K.
+/// The layout of the operands: x as M × K or, transposed, as K × M; w as K × N or, transposed, as N × K.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Layout {
     Nn,
@@ -178,7 +178,7 @@ impl Operation {
     /// The product and nothing else.
     pub(super) const PRODUCT: Self = Self::product(Layout::Nt);
 
-    /// The product of operands that lie like this, and nothing else.
+    /// The product of operands with these layouts, and nothing else.
     pub(super) const fn product(layout: Layout) -> Self {
         Self { layout, bias: false, activation: Activation::None, extra: Extra::None, batch: 1 }
     }

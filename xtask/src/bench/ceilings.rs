@@ -7,7 +7,7 @@ use super::case::{Case, Precision};
 pub(super) struct Ceilings {
     /// Bytes a second, read and written, of a copy within the GPU's memory.
     pub(super) bandwidth: f64,
-    /// The highest rates so far in operations a second, ours and the peers' of all sizes.
+    /// The highest rates so far in operations a second, ours and the baselines' of all sizes.
     rates: Vec<(Precision, f64)>,
 }
 

@@ -1,7 +1,7 @@
 //! cuBLASLt as a peer: products with the epilogues that it fuses, by the fastest of the algorithms that it proposes.
 //!
 //! The library is opened at run time. What it computes is column-major: there y is the N × M matrix of w's N × K by x's K × M. What
-//! lies in memory as rows of K is a matrix of K rows to it.
+//! is in memory as rows of K is a matrix of K rows to it.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};

@@ -178,7 +178,7 @@ impl Draw {
         self.each(shape)
     }
 
-    /// The same with how the operands lie.
+    /// The same with the layout of the operands.
     pub(super) fn layouts(self) -> Vec<([usize; 3], Layout)> {
         self.with_shape(|random, shape| (shape, *random.pick(&[Layout::Nn, Layout::Tn, Layout::Tt])))
     }

@@ -136,7 +136,7 @@ fn measure(
 enum Uses {
     /// All alike.
     Alike,
-    /// As words in a text (Zipf): the second one half as often as the first, and so on. Those that are used often lie anywhere in the table.
+    /// As words in a text (Zipf): the second one half as often as the first, and so on. Those that are used often are anywhere in the table.
     Zipf,
 }
 

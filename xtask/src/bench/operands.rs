@@ -1,4 +1,4 @@
-//! The operands that peers work on: sets of x, w, bias and y in the GPU's memory, and what the result should be.
+//! The operands that baselines work on: sets of x, w, bias and y in the GPU's memory, and what the result should be.
 //!
 //! They are drawn as ours are, evenly from [−1, 1), and are as large together, so that the level-2 cache serves neither side.
 
@@ -93,7 +93,7 @@ impl Operands {
             }
             _ => None,
         };
-        // The peers' streams know nothing of the tensors' home streams.
+        // The baselines' streams know nothing of the tensors' home streams.
         device.synchronize()?;
         Ok(Self { case, sets, addresses, scale, scales })
     }
@@ -136,7 +136,7 @@ impl Operands {
     }
 
     /// Checks that the first set's y is what `operation` gives, in columns of the first matrix's first row and of the last one's last,
-    /// and so what it stores besides. Peers are not ours to validate; this tells whether they were asked the right question.
+    /// and so what it stores besides. Baselines are not ours to validate; this tells whether they were asked the right question.
     pub(super) fn check(&self, operation: Operation) -> Result<()> {
         const COLUMNS: usize = 16;
         let Case { precision, shape: [m, k, n], operation: Operation { layout, batch, .. }, .. } = self.case;

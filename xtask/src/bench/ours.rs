@@ -1,4 +1,4 @@
-//! Our operations on sets of operands that are as large together as the peers'.
+//! Our operations on sets of operands that are as large together as the baselines'.
 
 mod extended;
 
@@ -191,8 +191,8 @@ fn scales(stream: &Stream, operand: Operand, count: usize) -> Result<Tensor<f32>
     Tensor::from_slice(stream.device(), &scales, [count])
 }
 
-/// A linear layer of FP8 operands, of which x is e4m3. Clones share their memory. One scale for each, or one for each row of them, lies in the device's memory,
-/// as the peers' do.
+/// A linear layer of FP8 operands, of which x is e4m3. Clones share their memory. One scale for each, or one for each row of them, is in the device's memory,
+/// as the baselines' do.
 #[derive(Clone)]
 struct Scaled<W: Element> {
     case: Case,
@@ -268,7 +268,7 @@ impl<W: ScaledInput> Ours for Scaled<W> {
     }
 }
 
-/// A product of operands as they lie, or a batch of them.
+/// A product of operands in place, or a batch of them.
 struct Matmul<T: Element> {
     case: Case,
     stream: Stream,

@@ -1,7 +1,8 @@
 //! `xtask bench --operation peer`: PEER layers, beside the framework's ways to compute them.
 //!
-//! A layer is measured whole, and so is its routing. The limit is the time that a copy's bandwidth takes for the rows of the experts
-//! that tokens use: each use counted, as if no row were read twice for one read of memory, and each row once, as if all were. Experts in
+//! A layer is measured whole, and so is its routing. The limit is the time that a copy's bandwidth takes for the rows of the
+//! experts that tokens use. Each use counted, as if no row were read twice for one read of memory, and each row once, as if all
+//! were. Experts in
 //! host memory are measured last, by the share of them that is resident.
 
 use std::process::ExitCode;
@@ -23,7 +24,7 @@ use crate::measurement::Measurement;
 const TOKENS: [usize; 5] = [1, 16, 256, 2048, 16384];
 /// Formats of rows that are measured beside bf16, with bf16 tokens.
 const QUANTISED: [ExpertFormat; 3] = [ExpertFormat::Int8, ExpertFormat::Int4, ExpertFormat::F8E4M3];
-/// How many times longer the best peer is to take: tokens, the ratio.
+/// How many times longer the best baseline is to take: tokens, the ratio.
 const GOALS: [(usize, f64); 3] = [(1, 4.0), (256, 5.0), (2048, 5.0)];
 /// The same of the routing alone.
 const ROUTING_GOAL: (usize, f64) = (2048, 5.0);
@@ -100,7 +101,7 @@ impl Row {
         format!("{} {} T={}", self.part.operation(), self.sizes.format, self.sizes.tokens)
     }
 
-    /// How many times longer the best peer takes.
+    /// How many times longer the best baseline takes.
     fn ratio(&self) -> Option<f64> {
         let best = self.peers.iter().map(|(_, time)| *time).min_by(f64::total_cmp)?;
         Some(best / self.microseconds)
@@ -201,7 +202,7 @@ fn table(rows: &[Row]) -> Table {
         "µs",
         "of the gather",
         "each row once",
-        "best peer / ours",
+        "best baseline / ours",
         "ran",
     ]);
     let percent = |share: f64| if share > 0.0 { format!("{:.0} %", share * 100.0) } else { "–".into() };

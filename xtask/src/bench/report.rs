@@ -26,7 +26,7 @@ pub(super) struct Ours {
     pub(super) microseconds: f64,
 }
 
-/// One variant of ours beside its peers.
+/// One variant of ours beside its baselines.
 pub(super) struct Row {
     pub(super) case: Case,
     pub(super) variant: String,
@@ -56,7 +56,7 @@ impl Row {
         self.peers.iter().filter(same).min_by(|a, b| a.microseconds.total_cmp(&b.microseconds))
     }
 
-    /// The microseconds of ours and of the peers that say how fast products of this type can be.
+    /// The microseconds of ours and of the baselines that say how fast products of this type can be.
     pub(super) fn times_of_products(&self) -> impl Iterator<Item = f64> {
         let (operation, dtype) = (self.case.operation.to_string(), self.case.precision.name());
         let same = move |peer: &&Peer| Measurement::makes_the_products(&operation, dtype, &peer.name);
@@ -132,7 +132,7 @@ pub(super) fn table(rows: &[Row], ceilings: &Ceilings) -> Table {
         "µs",
         "TFLOP/s",
         "of ceiling",
-        "best peer",
+        "best baseline",
         "its µs",
         "/ ours",
         "product µs",
@@ -262,7 +262,7 @@ pub(super) fn verdicts(rows: &[Measurement]) -> Vec<Verdict> {
         })
         .collect();
     verdicts.push(Verdict {
-        goal: format!("nothing in bf16 or f16 below {FLOOR} × the best peer"),
+        goal: format!("nothing in bf16 or f16 below {FLOOR} × the best baseline"),
         measured: match (all, said.len()) {
             (0, _) => "not measured".into(),
             (all, 0) => format!("none of {all}"),
@@ -321,7 +321,7 @@ mod tests {
             row([7, 8, 9], 10.0, &[("torch-eager", 9.4), ("cublaslt-product", 1.0)]),
         ];
         let judged = verdicts(&written(&rows));
-        // The best peer of the first is the slower sequence, too.
+        // The best baseline of the first is the slower sequence, too.
         assert_eq!(met(&judged), [false, false, false]);
         let rows = [row([256, 256, 512], 10.0, &[("cublaslt-fused", 12.0), ("torch-eager", 13.0)])];
         let judged = verdicts(&written(&rows));

@@ -74,7 +74,7 @@ impl Row {
         self.peers.iter().min_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// How many times longer the best peer takes.
+    /// How many times longer the best baseline takes.
     fn ratio(&self) -> Option<f64> {
         Some(self.best()?.1 / self.microseconds)
     }
@@ -187,7 +187,7 @@ fn measure(session: &mut Session, case: &Case, args: &Args, clocks: Option<&Moni
 fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
     let header =
-        ["operation", "type", "rows × columns", "µs", "of copy", "best peer", "its µs", "/ ours", "ran"];
+        ["operation", "type", "rows × columns", "µs", "of copy", "best baseline", "its µs", "/ ours", "ran"];
     table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header);
     let number = |value: Option<f64>, digits: usize| {
         value.map_or_else(|| "–".into(), |value| format!("{value:.digits$}"))

@@ -67,7 +67,7 @@ impl Measurement {
         }
     }
 
-    /// The row beside each of the peers; as it is if there are none.
+    /// The row beside each of the baselines; as it is if there are none.
     pub(super) fn beside_each(self, microseconds: f64, peers: &[(String, f64)]) -> Vec<Self> {
         if peers.is_empty() {
             return vec![self];

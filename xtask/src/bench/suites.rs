@@ -13,7 +13,7 @@ pub(super) enum Suite {
     Main,
     /// The epilogues, on three of the main sizes.
     Epilogue,
-    /// Products of operands that lie otherwise than a linear layer's, on the same sizes and on three small ones.
+    /// Products of operands in other layouts than a linear layer's, on the same sizes and on three small ones.
     Layout,
     /// Other types on two of these sizes: outputs of f32, 8-bit operands of two types, and such with scales of rows and columns.
     Types,
@@ -33,7 +33,7 @@ pub(super) enum Suite {
     Decode,
     /// Linear layers of sizes drawn at random: see `--seed` and `--count`.
     Random,
-    /// Products of drawn sizes, of operands that lie otherwise.
+    /// Products of drawn sizes, of operands in other layouts.
     RandomLayout,
     /// Batches of products, of drawn sizes and as many matrices.
     RandomBatch,

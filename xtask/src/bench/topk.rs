@@ -1,4 +1,4 @@
-//! `xtask bench --operation topk`: the largest elements of rows, beside the framework's selection and a copy's bandwidth.
+//! `xtask bench --operation topk`: top-k, beside the framework's selection and a copy's bandwidth.
 
 use std::process::ExitCode;
 
@@ -55,7 +55,7 @@ fn label(case: &TopkCase) -> String {
 }
 
 impl Row {
-    /// How many times longer the best peer takes.
+    /// How many times longer the best baseline takes.
     fn ratio(&self) -> Option<f64> {
         let best = self.peers.iter().map(|(_, time)| *time).min_by(f64::total_cmp)?;
         Some(best / self.microseconds)
@@ -131,7 +131,7 @@ fn measure(session: &mut Session, case: &TopkCase) -> Result<Row> {
 
 fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
-    let header = ["type", "rows × columns, k", "µs", "of copy", "best peer / ours", "ran"];
+    let header = ["type", "rows × columns, k", "µs", "of copy", "best baseline / ours", "ran"];
     table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header);
     for row in rows {
         table.add_row([

@@ -57,7 +57,7 @@ impl Row {
         self.peers.iter().min_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// How many times longer the best peer takes.
+    /// How many times longer the best baseline takes.
     fn ratio(&self) -> Option<f64> {
         Some(self.best()?.1 / self.microseconds)
     }
@@ -168,7 +168,7 @@ fn table(rows: &[Row]) -> Table {
         "µs",
         "TFLOP/s",
         "of copy",
-        "best peer",
+        "best baseline",
         "its µs",
         "/ ours",
         "goal",
@@ -211,7 +211,7 @@ fn verdicts(rows: &[Row]) -> Vec<Verdict> {
         });
         (!rows.is_empty()).then(|| judged(text.to_owned(), told))
     };
-    let beside_peers = "every layer and network with a goal is so many times as fast as its best peer";
+    let beside_peers = "every layer and network with a goal is so many times as fast as its best baseline";
     let of_copy = "steps of the optimiser reach their share of a copy's bandwidth";
     [verdict(beside_peers, others), verdict(of_copy, optimizers)].into_iter().flatten().collect()
 }

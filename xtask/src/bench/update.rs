@@ -1,7 +1,8 @@
-//! `xtask bench --operation update`: generated low-rank updates, bolted onto a linear layer and alone.
+//! `xtask bench --operation update`: generated low-rank updates, with a linear layer and alone.
 //!
-//! The bolt-on is measured beside our own linear layer without it, of which its cost is a fraction, beside that layer followed by the
-//! update in a kernel of its own, and beside the framework's same sequence, as it comes and compiled.
+//! The generated update is measured beside our own linear layer without it, of which its cost is a fraction. It is also
+//! measured beside that layer followed by the update in a kernel of its own, and beside the framework's same sequence, eager
+//! and compiled.
 
 use std::process::ExitCode;
 
@@ -35,7 +36,7 @@ const ALONE: [[usize; 4]; 1] = [[16384, 768, 768, 8]];
 /// The ranks of sizes that are asked for.
 const RANKS: [usize; 2] = [8, 16];
 const TYPES: [DType; 2] = [DType::F16, DType::Bf16];
-/// The most that the bolt-on may cost, as a fraction of the linear layer: everywhere, and at the sizes that have a goal of their own.
+/// The most that the generated update may cost, as a fraction of the linear layer: everywhere, and at the sizes that have a goal of their own.
 const MOST: f64 = 0.15;
 /// Columns of Y from which on it may cost less, as a fraction of the linear layer.
 const WIDE: usize = 4096;
@@ -46,7 +47,7 @@ const GOALS: [([usize; 4], f64); 3] =
 /// a large one.
 const SHARE: f64 = 0.9;
 const COPY: &str = "torch-copy";
-/// The name of our own linear layer among the peers, and of the sequence of two kernels.
+/// The name of our own linear layer among the baselines, and of the sequence of two kernels.
 const BASE: &str = "warpsmith-base";
 const SEQUENCE: &str = "warpsmith-sequence";
 

@@ -47,7 +47,7 @@ fn changed(program: &Program, number: usize) -> Option<Program> {
     change(&mut changed.statements, &mut left).then_some(changed)
 }
 
-/// Makes the change that `left` counts down to, if it lies within these statements.
+/// Makes the change that `left` counts down to, if it is within these statements.
 fn change(statements: &mut Vec<Statement>, left: &mut usize) -> bool {
     let mut here = || {
         let now = *left == 0;

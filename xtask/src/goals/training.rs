@@ -15,7 +15,7 @@ pub(crate) fn layer(activation: &str) -> String {
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Goal {
-    /// The best peer's time over ours.
+    /// The best baseline's time over ours.
     Ratio(f64),
     /// The share of a copy's bandwidth.
     OfCopy(f64),

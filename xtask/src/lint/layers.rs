@@ -25,8 +25,8 @@ const LAYERED: [Layered; 4] = [
     Layered {
         name: "warpsmith",
         root: "host/src/lib.rs",
-        // A device makes streams and keeps kernels, a tensor has memory of a stream, and each of them says where it failed.
-        floor: &["device", "driver", "error", "graph", "kernel", "memory", "stream", "tensor"],
+        // A device makes streams and keeps kernels, a tensor has memory of a stream, each says where it failed, and launches are told.
+        floor: &["device", "driver", "error", "graph", "kernel", "memory", "stream", "tensor", "trace"],
         foreign: &["warpsmith_lab", "warpsmith_parallel"],
     },
     Layered { name: "warpsmith-lab", root: "lab/src/lib.rs", floor: &[], foreign: &[] },

@@ -21,10 +21,10 @@ pub(super) fn table(name: &str, entries: &[Entry<'_>]) -> Result<String> {
     let clocked = entries.iter().any(|entry| entry.ours.sm_clock_mhz.is_some());
     let (clock_titles, clock_rules) = if clocked { (" MHz | W |", "---|---|") } else { ("", "") };
     let is_first = entries.iter().all(|entry| entry.ours.suite == SUITES[0]);
-    let plot = format!("![Ratio to the best peer by size](plots/{name}-ratio.svg)\n\n");
+    let plot = format!("![Ratio to the best baseline by size](plots/{name}-ratio.svg)\n\n");
     let plot = if is_first { plot.as_str() } else { "" };
     let mut text = format!(
-        "{plot}| operation | type | B × H × S × D | µs | {rate} | best peer | its µs | peer / ours |{clock_titles}\n\
+        "{plot}| operation | type | B × H × S × D | µs | {rate} | best baseline | its µs | baseline / ours |{clock_titles}\n\
          |---|---|---|---|---|---|---|---|{clock_rules}\n"
     );
     for Entry { ours, best, .. } in entries {

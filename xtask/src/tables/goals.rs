@@ -63,7 +63,7 @@ pub(super) fn floor_text(name: &str, rows: &[Measurement]) -> Result<String> {
 fn floor_words(rows: &[Measurement]) -> Result<String> {
     let Floor { all, below } = floor(rows);
     let mut text = format!(
-        "The {all} operations and sizes in bf16 and f16 of this run are to be at least {FLOOR} × their best peers: "
+        "The {all} operations and sizes in bf16 and f16 of this run are to be at least {FLOOR} × their best baselines: "
     );
     let below: Vec<_> = below
         .iter()
@@ -74,7 +74,10 @@ fn floor_words(rows: &[Measurement]) -> Result<String> {
         .collect();
     match below.len() {
         0 => writeln!(text, "all are.")?,
-        some => writeln!(text, "all are but {some}: {}.", below.join(", "))?,
+        some => {
+            writeln!(text, "all are but {some}:\n")?;
+            below.iter().try_for_each(|row| writeln!(text, "- {row}"))?;
+        }
     }
     Ok(text)
 }
@@ -108,7 +111,7 @@ mod tests {
         assert!(line("| tf32").contains("not measured"));
         assert!(
             text.contains(
-                "all are but 1: `linear bias relu` bf16 8192 × 4096 × 4096 (0.900 of cublaslt-fused)."
+                "all are but 1:\n\n- `linear bias relu` bf16 8192 × 4096 × 4096 (0.900 of cublaslt-fused)\n"
             ),
             "{text}"
         );

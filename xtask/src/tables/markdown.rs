@@ -12,7 +12,7 @@ use crate::measurement::Measurement;
 /// What stands behind a suite whose table is to have no columns of the clock and the power.
 const SHORT: &str = " short";
 
-/// The part of a file that shows the peers with fast accumulation, of all suites.
+/// The part of a file that shows the baselines with fast accumulation, of all suites.
 const FAST_ACCUMULATION: &str = "fast-accumulation";
 
 /// What a table shows of a file: a set of sizes, the controls, or a part of PEER's.
@@ -102,7 +102,7 @@ fn results(entries: &[Entry<'_>], is_short: bool) -> Result<String> {
     let clocked = !is_short && entries.iter().any(|entry| entry.ours.sm_clock_mhz.is_some());
     let (clock_titles, clock_rules) = if clocked { (" MHz | W |", "---|---|") } else { ("", "") };
     let mut text = format!(
-        "{title}| type | M × K × N | µs | TFLOP/s | best peer | its µs | peer / ours | product µs | product / ours |{own_title}{clock_titles}\n\
+        "{title}| type | M × K × N | µs | TFLOP/s | best baseline | its µs | baseline / ours | product µs | product / ours |{own_title}{clock_titles}\n\
          {rule}|---|---|---|---|---|---|---|---|---|{own_rule}{clock_rules}\n"
     );
     for entry in entries {
@@ -149,7 +149,7 @@ fn controls(rows: &[&Measurement]) -> String {
     text
 }
 
-/// Peers of 8-bit types whose sums keep fewer bits than ours, with words; nothing if there are none.
+/// Baselines of 8-bit types whose sums keep fewer bits than ours, with words; nothing if there are none.
 fn fast_accumulation(rows: &[Measurement]) -> Result<String> {
     let shown: Vec<&Measurement> = rows
         .iter()
@@ -159,7 +159,7 @@ fn fast_accumulation(rows: &[Measurement]) -> Result<String> {
     let mut text = String::from(
         "### FP8 with fast accumulation\n\n\
          PyTorch's `_scaled_mm` with `use_fast_accum=True` leaves the sums to the tensor cores, which keep few bits of them. That is less work and less exact,\n\
-         so it is listed here alone and counts as nobody's best peer.\n\n\
+         so it is listed here alone and counts as nobody's best baseline.\n\n\
          | operation | type | M × K × N | µs | with fast accumulation | its µs | its / ours |\n|---|---|---|---|---|---|---|\n",
     );
     for row in &shown {

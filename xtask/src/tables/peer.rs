@@ -19,7 +19,7 @@ pub(super) enum Part {
     Formats,
     /// Experts in host memory by the share that is resident.
     Residency,
-    /// A few layers beside their best peers.
+    /// A few layers beside their best baselines.
     Summary,
 }
 
@@ -85,7 +85,7 @@ impl Part {
             Self::Layers => (
                 LAYERS_WORDS,
                 plot(
-                    "A layer's time by the number of tokens, the peers', and the gather's limit with each use counted",
+                    "A layer's time by the number of tokens, the baselines', and the gather's limit with each use counted",
                     plots::LAYERS,
                 ),
             ),
@@ -101,36 +101,35 @@ impl Part {
 const LAYERS_WORDS: &str = "\
 ## PEER layers
 
-[`layers::Peer`](operations/peer.md) from tokens to outputs, T tokens at a time: 1024 columns in and out, 1 048 576 experts of one hidden
-unit, of which a token uses 16 in each of 8 heads, queries of 256 columns; all bf16. Each head has sub-keys of its own, for ours and for the peers; `PeerConfig::default()` is the same layer with
-sub-keys that the heads share. Its two parts are measured by themselves, too: *routing* is the projection to queries and `ops::product_key_topk`, *experts* is `ops::expert_mlp`. The tokens rotate, so that every
-launch reads other experts.
+[`layers::Peer`](operations/peer.md) is measured from tokens to outputs, T tokens at a time. It has 1024 columns in and out, 1 048 576 experts of one hidden unit, and queries of 256
+columns. A token uses 16 experts in each of 8 heads. All is bf16. Each head has sub-keys of its own, for ours and for the baselines. `PeerConfig::default()` is the same layer
+with sub-keys that the heads share. The tokens rotate, so that every launch reads other experts.
 
-The peers are PyTorch's (`xtask/peers/peer.py`): `torch-by-head` computes one head after the other, `torch-embedding-bag` all of them at
-once, with `embedding_bag` for the weighted sums. The routing stands beside that of both.
+Its two parts are measured by themselves, too. *Routing* is the projection to queries and `ops::product_key_topk`. *Experts* is `ops::expert_mlp`.
 
-The gather's limit is the time that a copy within the GPU's memory takes, in the same run, for as many bytes as the rows of the used experts
-have: each use counted, as if nothing were found in a cache, or each row counted once, as if everything that is used again were. Its shares
-in the layer's time stand behind the layer, those in the experts' time behind the experts.";
+The baselines are PyTorch's (`xtask/peers/peer.py`). `torch-by-head` computes one head after the other. `torch-embedding-bag` computes all of them at once, with `embedding_bag` for
+the weighted sums. The routing stands beside that of both.
+
+The gather's limit is the time that a copy within the GPU's memory takes, in the same run, for the rows of the used experts. One column counts each use, as if nothing were found in a
+cache. The other counts each row once, as if everything that is used again were. The shares in the layer's time stand behind the layer, those in the experts' time behind the experts.";
 
 const FORMATS_WORDS: &str = "\
 ### Formats of rows
 
-The same layers, tokens in bf16, with the experts' rows in other formats. Beside each time stands how many times longer bf16 rows take; the
-limit is that of the format's own rows. With 1 and 16 tokens, 8- and 4-bit rows are slower than bf16 ones. With 16 384, int8 and e4m3 are hardly
-faster: bf16 experts are [sorted](operations/expert-mlp.md#many-tokens) there, and those are not.";
+These are the same layers, with tokens in bf16 and the experts' rows in other formats. Beside each time stands how many times longer bf16 rows take. The limit is that of the format's
+own rows. With 1 and 16 tokens, 8- and 4-bit rows are slower than bf16 ones. With 16 384, int8 and e4m3 are hardly faster: bf16 experts are
+[sorted](kernels/expert-mlp.md#many-tokens) there, and those are not.";
 
 const RESIDENCY_WORDS: &str = "\
 ### Experts in host memory
 
-The experts of the same layer in pinned host memory, behind a cache on the GPU that holds a share of them. A step is the experts' part of the
-layer for T tokens with new ids, from ids on the GPU to outputs, by the host's clock. The experts are used all alike (`uniform`), or by Zipf's law
-with the exponent that is named, as words in texts are. The link's limit is the time that a copy from pinned memory, in the same run, takes for
-what a step carries over the link.";
+The experts of the same layer are in pinned host memory, behind a cache on the GPU that holds a share of them. A step is the experts' part of the layer for T tokens with new ids. It is
+timed from ids on the GPU to outputs, by the host's clock. The experts are used all alike (`uniform`), or by Zipf's law with the exponent that is named, as words in texts are. The
+link's limit is the time that a copy from pinned memory takes, in the same run, for what a step carries over the link.";
 
 const SUMMARY_WORDS: &str = "\
-A PEER layer (`layers::Peer`) of 1 048 576 experts, 1024 columns in and out, 8 heads that use 16 experts each by sub-keys of their own
-(`PeerConfig::default()` shares them), bf16, beside the faster of two ways to compute it in PyTorch, by the number of tokens T:";
+A PEER layer (`layers::Peer`) has 1 048 576 experts, 1024 columns in and out, and 8 heads that use 16 experts each. All is bf16. It stands beside the faster of two ways to compute it in
+PyTorch, by the number of tokens T:";
 
 /// A part of a layer as it was measured: a number of tokens, a format of rows.
 pub(super) struct Found<'a> {
@@ -195,7 +194,7 @@ fn short(rate: f64) -> String {
 
 fn layers(rows: &[&Measurement]) -> Result<String> {
     let mut text = String::from(
-        "| T | layer µs | 10³ tokens/s | best peer | its µs | peer / ours | of the gather's limit | each row once | routing µs | peer / ours | experts µs | of the gather's limit | each row once |\n\
+        "| T | layer µs | 10³ tokens/s | best baseline | its µs | baseline / ours | of the gather's limit | each row once | routing µs | baseline / ours | experts µs | of the gather's limit | each row once |\n\
          |---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for count in distinct(rows.iter().map(|row| tokens(row)))? {
@@ -297,7 +296,8 @@ fn residency(rows: &[&Measurement]) -> Result<String> {
 }
 
 fn summary(rows: &[&Measurement]) -> Result<String> {
-    let mut text = String::from("| T | µs | best peer | its µs | peer / ours |\n|---|---|---|---|---|\n");
+    let mut text =
+        String::from("| T | µs | best baseline | its µs | baseline / ours |\n|---|---|---|---|---|\n");
     for count in SUMMARY {
         let Some(Found { ours, best, .. }) = find(rows, LAYER, count, PLAIN) else { continue };
         writeln!(

@@ -1,4 +1,4 @@
-//! What the rows of a file say together: each operation once, beside the peers that matter, and the highest rates.
+//! What the rows of a file say together: each operation once, beside the baselines that matter, and the highest rates.
 
 use anyhow::Result;
 

@@ -13,7 +13,7 @@ pub(super) const SUITE: &str = "rows";
 /// A row for each operation, type and size.
 pub(super) fn table(entries: &[Entry<'_>]) -> Result<String> {
     let mut text = String::from(
-        "| operation | type | rows × columns | µs | of a copy's bandwidth | best peer | its µs | peer / ours |\n\
+        "| operation | type | rows × columns | µs | of a copy's bandwidth | best baseline | its µs | baseline / ours |\n\
          |---|---|---|---|---|---|---|---|\n",
     );
     for Entry { ours, best, .. } in entries {

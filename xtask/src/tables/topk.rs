@@ -1,4 +1,4 @@
-//! Selections of the largest elements of rows as Markdown.
+//! Selections of top-k as Markdown.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ pub(super) const SUITE: &str = "topk";
 /// A row for each type and size.
 pub(super) fn table(entries: &[Entry<'_>]) -> Result<String> {
     let mut text = String::from(
-        "| type | rows × columns | k | µs | of a copy's bandwidth | best peer | its µs | peer / ours |\n\
+        "| type | rows × columns | k | µs | of a copy's bandwidth | best baseline | its µs | baseline / ours |\n\
          |---|---|---|---|---|---|---|---|\n",
     );
     for Entry { ours, best, .. } in entries {

@@ -16,7 +16,7 @@ pub(super) const SUITE: &str = "training";
 /// A row for each operation, type and size.
 pub(super) fn table(entries: &[Entry<'_>]) -> Result<String> {
     let mut text = String::from(
-        "| operation | type | size | µs | TFLOP/s | of a copy's bandwidth | best peer | its µs | peer / ours | goal | |\n\
+        "| operation | type | size | µs | TFLOP/s | of a copy's bandwidth | best baseline | its µs | baseline / ours | goal | |\n\
          |---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for Entry { ours, best, .. } in entries {

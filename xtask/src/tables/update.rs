@@ -1,4 +1,4 @@
-//! Generated low-rank updates as Markdown: what they cost beside the linear layer that they are bolted onto.
+//! Generated low-rank updates as Markdown: what they cost beside the linear layer that has them.
 
 use std::fmt::Write as _;
 

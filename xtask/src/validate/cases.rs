@@ -387,9 +387,9 @@ fn tiles(
     forced(Access::Aligned, aligned).chain(forced(Access::Words, words)).chain(dense).chain(inside).collect()
 }
 
-/// Every tile with every layout that it has a kernel for but the usual one: outputs that none divides, a tail along K, and sums longer than any
-/// ring of stages, also of each of four blocks that share one; rows that end within a chunk; one product, several, and several that share an
-/// operand.
+/// Every tile with every layout that it has a kernel for but the usual one: outputs that none divides, a tail along K, and sums
+/// longer than any ring of stages, also of each of four blocks that share one. Rows that end within a chunk. One product,
+/// several, and several that share an operand.
 fn tiles_across(
     case: &impl Fn((usize, usize, usize)) -> LinearCase,
     [input, output]: [DType; 2],

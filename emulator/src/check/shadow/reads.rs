@@ -1,8 +1,8 @@
 //! Reads that an agent's later write may overtake.
 //!
-//! A warp reads shared memory through the generic proxy, the copy engine writes it through the async proxy. Order alone, by program or
-//! by an mbarrier, does not keep such a write behind the read: there has to be a proxy fence between the two, by the reading thread or
-//! by any other on the way from one to the other.
+//! A warp reads shared memory through the generic proxy, the copy engine writes it through the async proxy. Order alone, by
+//! program or by an mbarrier, does not keep such a write behind the read. There has to be a proxy fence between the two, by the
+//! reading thread or by any other on the way from one to the other.
 //!
 //! Each region has the last read of each granule by each warp of the cluster. Of one warp, a later read stands for an earlier one. Of
 //! different warps, each is kept: what a fence covers of one says nothing of another. Only an asynchronous write takes reads

@@ -168,7 +168,7 @@ impl<'e, 'a> Lowering<'e, 'a> {
         Ok((Callee::Register, Some(register), signature))
     }
 
-    /// Where the arguments lie in the caller's frame; those in registers are stored there.
+    /// Where the arguments are in the caller's frame; those in registers are stored there.
     fn arguments(
         &mut self,
         text: &ast::Instruction<'a>,
@@ -242,7 +242,7 @@ impl<'e, 'a> Lowering<'e, 'a> {
         Ok(formals)
     }
 
-    /// Where an operand that is a `.param` variable lies; `None` if it is none.
+    /// Where an operand that is a `.param` variable is; `None` if it is none.
     fn passed(
         &mut self,
         text: &ast::Instruction<'a>,

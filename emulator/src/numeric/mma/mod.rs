@@ -1,8 +1,8 @@
 //! The products of `mma.sync`, from and to the fragments that a warp's registers hold.
 //!
-//! With g = lane / 4 and t = lane % 4, a register of A holds, in all its lanes together, a matrix of 8 rows (g) by 8
-//! halves or 4 words (t): register r has rows from 8·(r mod 2) and columns from its width times r / 2; of bytes, a row
-//! has 16. A register of B is the same with n for the row. The accumulator's register i holds row g + 8·(i / 2), column
+//! With g = lane / 4 and t = lane % 4, a register of A holds, in all its lanes together, a matrix of 8 rows (g) by 8 halves or
+//! 4 words (t). Register r has rows from 8·(r mod 2) and columns from its width times r / 2. Of bytes, a row has 16. A register
+//! of B is the same with n for the row. The accumulator's register i holds row g + 8·(i / 2), column
 //! 2t + i mod 2; of f16 accumulators, register i holds row g + 8·i, columns 2t and 2t + 1.
 
 #[cfg(target_arch = "x86_64")]

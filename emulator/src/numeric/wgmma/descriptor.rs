@@ -1,13 +1,13 @@
 //! Where a warpgroup's product finds a matrix in shared memory.
 //!
 //! A matrix is read in units of 16 bytes. The descriptor has its first address, two distances, and a swizzle that
-//! stores a unit at another place among its neighbours, so that what is read together lies in different banks.
+//! stores a unit at another place among its neighbours, so that what is read together is in different banks.
 //!
 //! | major | swizzle | a unit's place |
 //! |---|---|---|
-//! | K: the 32 bytes of a row or column lie together | none | `row % 8 · 16 + row / 8 · stride + unit · leading` |
+//! | K: the 32 bytes of a row or column are together | none | `row % 8 · 16 + row / 8 · stride + unit · leading` |
 //! | | of `s` bytes | `row % 8 · s + row / 8 · stride + unit · 16` |
-//! | M or N: 8 rows or columns lie together in a unit | none | `unit · stride + k % 8 · 16 + k / 8 · leading` |
+//! | M or N: 8 rows or columns are together in a unit | none | `unit · stride + k % 8 · 16 + k / 8 · leading` |
 //! | | of `s` bytes | `unit % (s/16) · 16 + unit / (s/16) · leading + k % 8 · s + k / 8 · stride` |
 //!
 //! To that comes the first address; then bits 7 to 9 of the sum, less the base offset, are added (without carry) to

@@ -2,14 +2,14 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `descriptor` | where a matrix lies in shared memory |
+//! | `descriptor` | where a matrix is in shared memory |
 //! | `operand` | A and B as numbers, in the order in which the kernels want them |
 //! | `kernel` | the product in plain f32, and that of integers |
 //! | `exact` | the product as the tensor cores add |
 //!
-//! With g = lane / 4 and t = lane % 4, register i of the result holds row g + 8·(i / 2 mod 2), column
-//! 8·(i / 4) + 2t + i mod 2 of the warp's rows; of f16 results, register i holds row g + 8·(i mod 2), columns
-//! 8·(i / 2) + 2t and the next. A in registers is held as by `mma.sync`.
+//! With g = lane / 4 and t = lane % 4, register i of the result holds row g + 8·(i / 2 mod 2), column 8·(i / 4) + 2t + i mod 2
+//! of the warp's rows. Of f16 results, register i holds row g + 8·(i mod 2), columns 8·(i / 2) + 2t and the next. A in
+//! registers is held as by `mma.sync`.
 
 pub(crate) mod descriptor;
 mod exact;

@@ -108,7 +108,7 @@ fn descriptor(address: u64, leading: u64, stride: u64) -> u64 {
     address >> 4 | leading >> 4 << 16 | stride >> 4 << 32
 }
 
-/// Rows of 32 bytes as they lie in shared memory without a swizzle: 8 rows' first halves, their second halves, 8 more.
+/// Rows of 32 bytes in place in shared memory without a swizzle: 8 rows' first halves, their second halves, 8 more.
 fn core_matrices(rows: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     for eight in rows.chunks(256) {

@@ -1,7 +1,7 @@
 //! Host memory that a GPU's kernels read over the link: pinned and mapped into the GPU's address space, or managed by the driver.
 //!
-//! Managed memory is told to stay on the host and to be mapped by the GPU, so that reading it moves no pages: what is worth a place in the
-//! GPU's memory is decided by the cache in front of it.
+//! Managed memory is told to stay on the host and to be mapped by the GPU, so that reading it moves no pages. What is worth a
+//! place in the GPU's memory is decided by the cache in front of it.
 
 use std::ffi::c_uint;
 use std::ptr::{self, NonNull};

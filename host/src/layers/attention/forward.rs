@@ -70,9 +70,10 @@ impl<'a, T: AttentionInput + LinearInput> AttentionForward<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if x, the lengths, the offsets, the rows or the cache do not fit the layer, [`Error::DeviceMismatch`] if one is another device's,
-    /// [`Error::Argument`] for what does not go together, [`Error::SizeLimit`] if a sequence would be longer than the cache's capacity; otherwise as
-    /// [`LinearOp::run`](ops::linear::LinearOp::run) and [`AttentionOp::run`]. After an error the cache has the lengths that it had.
+    /// [`Error::Shape`] if x, the lengths, the offsets, the rows or the cache do not fit the layer. [`Error::DeviceMismatch`]
+    /// if one is another device's. [`Error::Argument`] for what does not go together. [`Error::SizeLimit`] if a sequence would
+    /// be longer than the cache's capacity. Otherwise as [`LinearOp::run`](ops::linear::LinearOp::run) and
+    /// [`AttentionOp::run`]. After an error the cache has the lengths that it had.
     pub fn run(self) -> Result<Tensor<T>> {
         let output = &self.layer.output;
         self.run_with(|attended, stream| output.forward_on(attended, stream))

@@ -87,8 +87,9 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] or [`Error::DeviceMismatch`] if the weights do not fit together, [`Error::Argument`] if one has an activation, or the heads are none or
-    /// not a multiple of those of keys, or the scale or soft cap is not finite, or the soft cap not above 0.
+    /// [`Error::Shape`] or [`Error::DeviceMismatch`] if the weights do not fit together. [`Error::Argument`] if one has an
+    /// activation, or the heads are none or not a multiple of those of keys, or the scale or soft cap is not finite, or the
+    /// soft cap not above 0.
     pub fn new(
         config: AttentionConfig,
         q: Linear<T>,
@@ -170,7 +171,7 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
     /// The layer with rotary position embedding: queries and keys are turned by the angles of `table` before they are multiplied, and before keys are put into a
     /// cache.
     ///
-    /// A token's position is its place in its sequence, with a cache behind the keys that are there. Queries and keys of a [fused](Self::fused) projection are turned by
+    /// A token's position is its place in its sequence, with a cache behind the existing keys. Queries and keys of a [fused](Self::fused) projection are turned by
     /// one launch, in place, else by two. Where sequences begin at different positions, one launch more counts them.
     ///
     /// # Errors

@@ -46,9 +46,9 @@ impl Norm {
     }
 }
 
-/// A PEER layer's sizes and variants. By default they are those of the paper ("Mixture of A Million Experts", He, 2024): 1024 inputs and outputs,
-/// 1024² experts of one hidden unit, 8 heads with 16 experts each, queries of 256 numbers with layer norm, sub-keys that the heads share, a softmax
-/// over the experts of a head, and the GELU.
+/// A PEER layer's sizes and variants. By default they are those of the paper ("Mixture of A Million Experts", He, 2024). 1024
+/// inputs and outputs, 1024² experts of one hidden unit, 8 heads with 16 experts each, queries of 256 numbers with layer norm,
+/// sub-keys that the heads share, a softmax over the experts of a head, and the GELU.
 ///
 /// ```
 /// use warpsmith::layers::PeerConfig;

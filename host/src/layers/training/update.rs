@@ -1,4 +1,4 @@
-//! Forward and backward passes of generated updates, and of linear layers that they are bolted onto.
+//! Forward and backward passes of generated updates, and of linear layers that have some.
 
 use super::{LinearSaved, SavedSlopes, bytes_of};
 use crate::error::{Error, Result};
@@ -59,7 +59,7 @@ impl<T: UpdateGradientElement> GeneratedUpdate<T> {
         self.backward_operation(saved, dy)?.run()
     }
 
-    /// As [`backward`](Self::backward), adding to the gradients of V and U that are there. Those of x and the codes are written over.
+    /// As [`backward`](Self::backward), adding to the existing gradients of V and U. Those of x and the codes are written over.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl<T: UpdateGradientElement> GeneratedUpdate<T> {
         self.backward_operation(saved, dy)?.run_into(outputs_of(gradients))
     }
 
-    /// The backward pass as an operation, for what else it can do: some of the gradients, into tensors that are there, on a stream.
+    /// The backward pass as an operation, for what else it can do: some of the gradients, into existing tensors, on a stream.
     ///
     /// # Errors
     ///
@@ -154,7 +154,8 @@ impl<T: UpdateGradientElement> UpdatedLinear<T> {
         self.backward_operation(saved, dy)?.run()
     }
 
-    /// As [`backward`](Self::backward), adding to the gradients of the bias, V and U that are there. Those of x and the codes are written over.
+    /// As [`backward`](Self::backward), adding to the existing gradients of the bias, V and U. Those of x and the codes are
+    /// written over.
     ///
     /// # Errors
     ///
@@ -168,7 +169,7 @@ impl<T: UpdateGradientElement> UpdatedLinear<T> {
         self.backward_operation(saved, dy)?.run_into(outputs_of(gradients))
     }
 
-    /// The backward pass as an operation, for what else it can do: some of the gradients, into tensors that are there, on a stream.
+    /// The backward pass as an operation, for what else it can do: some of the gradients, into existing tensors, on a stream.
     ///
     /// # Errors
     ///

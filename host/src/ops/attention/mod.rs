@@ -26,6 +26,7 @@ use crate::ops::Implementation;
 use crate::ops::rotary::RotaryElement;
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 
 use operands::{BlockMask, Operands, Packing};
 
@@ -278,11 +279,14 @@ impl<'a, T: AttentionInput, K: AttentionKeys<T>> AttentionOp<'a, T, K> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if the operands' shapes do not fit together, [`Error::Stride`] if elements of the last axis of `q`, `k`, `v` or a table of pages are not
-    /// contiguous, or lengths, offsets, slopes, sinks or scales have gaps, [`Error::DeviceMismatch`] if an operand or the stream is another device's, [`Error::Argument`] for a scale that is
-    /// not finite, a soft cap that is not finite and above 0, blocks of no rows or keys, what packed sequences do not have, scales of keys that are not of 8 bits, and rotations of keys that cannot be turned or of positions that the table lacks,
-    /// [`Error::SizeLimit`] for axes of 2³¹ and more, [`Error::UnsupportedDevice`] if no kernel of the device takes the sizes; whatever allocating
-    /// the result, loading the kernel and launching it may return.
+    /// [`Error::Shape`] if the operands' shapes do not fit together. [`Error::Stride`] if elements of the last axis of `q`,
+    /// `k`, `v` or a table of pages are not contiguous, or lengths, offsets, slopes, sinks or scales have gaps.
+    /// [`Error::DeviceMismatch`] if an operand or the stream is another device's. [`Error::Argument`] for a scale that is not
+    /// finite, a soft cap that is not finite and above 0, and blocks of no rows or keys. The same for what packed sequences do
+    /// not have, scales of keys that are not of 8 bits, and rotations of keys that cannot be turned or of positions that the
+    /// table lacks.
+    /// [`Error::SizeLimit`] for axes of 2³¹ and more. [`Error::UnsupportedDevice`] if no kernel of the device takes the sizes.
+    /// Otherwise whatever allocating the result, loading the kernel and launching it may return.
     ///
     /// [`Error::Shape`]: crate::Error::Shape
     /// [`Error::Stride`]: crate::Error::Stride
@@ -291,6 +295,7 @@ impl<'a, T: AttentionInput, K: AttentionKeys<T>> AttentionOp<'a, T, K> {
     /// [`Error::SizeLimit`]: crate::Error::SizeLimit
     /// [`Error::UnsupportedDevice`]: crate::Error::UnsupportedDevice
     pub fn run(&self) -> Result<Tensor<T>> {
+        let _range = trace::operation(OPERATION);
         let checked = self.operands.check(self.stream)?;
         let mut y = checked.new_output()?;
         checked.write(&mut y, None)?;
@@ -303,6 +308,7 @@ impl<'a, T: AttentionInput, K: AttentionKeys<T>> AttentionOp<'a, T, K> {
     ///
     /// As [`run`](Self::run).
     pub fn run_with_lse(&self) -> Result<(Tensor<T>, Tensor<f32>)> {
+        let _range = trace::operation(OPERATION);
         let checked = self.operands.check(self.stream)?;
         let (mut y, mut lse) = (checked.new_output()?, checked.new_lse()?);
         checked.write(&mut y, Some(&mut lse))?;
@@ -319,6 +325,7 @@ impl<'a, T: AttentionInput, K: AttentionKeys<T>> AttentionOp<'a, T, K> {
     /// [`Error::ReadOnly`]: crate::Error::ReadOnly
     /// [`Error::Overlap`]: crate::Error::Overlap
     pub fn run_into(&self, y: &mut Tensor<T>) -> Result<()> {
+        let _range = trace::operation(OPERATION);
         let checked = self.operands.check(self.stream)?;
         checked.expect_output(y)?;
         checked.write(y, None)
@@ -330,6 +337,7 @@ impl<'a, T: AttentionInput, K: AttentionKeys<T>> AttentionOp<'a, T, K> {
     ///
     /// As [`run_into`](Self::run_into), also for `lse`.
     pub fn run_into_with_lse(&self, y: &mut Tensor<T>, lse: &mut Tensor<f32>) -> Result<()> {
+        let _range = trace::operation(OPERATION);
         let checked = self.operands.check(self.stream)?;
         checked.expect_output(y)?;
         checked.expect_lse(lse, y)?;

@@ -56,7 +56,7 @@ impl<T: AttentionInput, K: AttentionKeys<T>> Checked<'_, '_, T, K> {
     }
 }
 
-/// The elements of the operands that are there.
+/// The elements of the existing operands.
 struct Views<'t, T: Element> {
     mask: Option<HostView<'t, u8>>,
     bias: Option<HostView<'t, T>>,

@@ -8,6 +8,7 @@ use crate::ops::expect_result;
 use crate::ops::rows::{RowElement, Sizes, expect_apart, expect_rows, expect_shape, is_in_place};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 
 /// The largest cap, and 1 over the smallest: a logit over the cap is a number then.
 const MOST_CAP: f32 = (1u64 << 60) as f32;
@@ -121,9 +122,10 @@ impl<'a, T: LogitElement, L: LabelElement> CrossEntropyOp<'a, T, L> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if the logits have no axis, or the labels another shape than that without the last axis, [`Error::Argument`] if an option is out of its range,
-    /// [`Error::SizeLimit`] if there are 2³¹ rows or more, or as many columns, [`Error::DeviceMismatch`] if the labels or the stream are another device's;
-    /// whatever allocating results, loading kernels and launching them may return.
+    /// [`Error::Shape`] if the logits have no axis, or the labels another shape than that without the last axis.
+    /// [`Error::Argument`] if an option is out of its range. [`Error::SizeLimit`] if there are 2³¹ rows or more, or as many
+    /// columns. [`Error::DeviceMismatch`] if the labels or the stream are another device's. Otherwise whatever allocating
+    /// results, loading kernels and launching them may return.
     pub fn run(&self) -> Result<Tensor<f32>> {
         let (_, stream) = self.check()?;
         let mut loss = Tensor::uninit_on(&stream, self.loss_shape())?;
@@ -181,6 +183,7 @@ impl<'a, T: LogitElement, L: LabelElement> CrossEntropyOp<'a, T, L> {
     /// As [`run`](Self::run); [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::ReadOnly`] and [`Error::Overlap`] if a result does not fit, or
     /// shares memory with another tensor whose elements it does not replace.
     pub fn run_into<G: RowElement>(&self, outputs: CrossEntropyOutputs<'_, G>) -> Result<()> {
+        let _range = trace::operation(OPERATION);
         let (sizes, stream) = self.check()?;
         self.check_outputs(&outputs)?;
         if sizes.rows == 0 {

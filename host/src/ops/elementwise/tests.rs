@@ -105,7 +105,7 @@ pub(crate) fn placed<T: RowElement>(
 #[derive(Clone, Debug)]
 struct Drawn {
     shape: [usize; 2],
-    /// How the operands and results lie.
+    /// The layout of the operands and results.
     places: [[usize; 2]; 5],
     function: Elementwise,
     is_row: bool,

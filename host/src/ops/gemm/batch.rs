@@ -1,8 +1,9 @@
 //! Batches: which launches give all matrices of a product, as arithmetic on shapes and strides.
 //!
 //! Operands of any rank become launches of one problem each: M rows, K, N and a number of matrices, with one stride from matrix to
-//! matrix for each operand. Leading axes become rows where the rows of all matrices are evenly spaced and share one B, so that a
-//! linear layer's leading axes cost nothing; the rest becomes the batch of a launch, and what has no common stride several launches. No
+//! matrix for each operand. Leading axes become rows where the rows of all matrices are evenly spaced and share one B, so that
+//! a linear layer's leading axes cost nothing. The rest becomes the batch of a launch, and what has no common stride several
+//! launches. No
 //! axis is merged into one that is too long for a kernel: what is left of the others is a batch, too.
 
 use crate::ops::SIDE_LIMIT;

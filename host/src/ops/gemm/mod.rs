@@ -55,6 +55,7 @@ use crate::error::Result;
 use crate::ops::{Implementation, repack, repack_both};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor, View};
+use crate::trace;
 use batch::{Launches, PerRole, Role};
 use plan::Plan;
 
@@ -103,6 +104,7 @@ where
 
     /// Runs into a new tensor.
     pub(crate) fn run(&self) -> Result<Tensor<O>> {
+        let _range = trace::operation(self.operation);
         self.check()?;
         self.options.terms.expect_no_beta(self.operation)?;
         let planned = self.plan(None)?;
@@ -114,6 +116,7 @@ where
 
     /// Runs into `y`.
     pub(crate) fn run_into(&self, y: &mut Tensor<O>) -> Result<()> {
+        let _range = trace::operation(self.operation);
         self.check()?;
         self.check_output(y)?;
         let planned = self.plan(Some(y))?;

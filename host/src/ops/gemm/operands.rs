@@ -130,8 +130,9 @@ pub(crate) struct Path {
     pub(crate) access: Access,
 }
 
-/// The path that costs least for a product of operands `views`, of which `problem` gives the problem of each launch and how many there
-/// are, when some operands have been copied; with a tile that is asked for, the path with the fewest copies. `is_dense` is whether they can be
+/// The path that costs least for a product of operands `views`, of which `problem` gives the problem of each launch and how
+/// many there are, when some operands have been copied. With a tile that is asked for, the path with the fewest copies.
+/// `is_dense` is whether they can be
 /// read as [`Access::Dense`] says.
 ///
 /// # Errors

@@ -83,8 +83,8 @@ macro_rules! epilogue_methods {
             self
         }
 
-        /// Also stores where the activation's argument is above 0, as bits: column n of the output is bit n mod 32 of word
-        /// ⌊n / 32⌋ of its row in `mask`, which has the output's shape but ⌈N / 32⌉ words for the last axis. The bits past
+        /// Also stores where the activation's argument is above 0, as bits. Column n of the output is bit n mod 32 of word ⌊n /
+        /// 32⌋ of its row in `mask`, which has the output's shape but ⌈N / 32⌉ words for the last axis. The bits past
         /// column N become 0. The backward pass of a ReLU needs no more.
         pub fn relu_mask(mut self, mask: &'a mut Tensor<u32>) -> Self {
             self.$($options.)?terms.mask = Some(mask);
@@ -168,7 +168,7 @@ macro_rules! product_methods {
         }
 
         /// Takes this tile instead of the one that [`select`](crate::ops::gemm::select) chooses; it must run on the
-        /// device and be as exact as `precision` asks. What it cannot read where it lies is copied first. The CPU implementation has no such tiles and ignores it.
+        /// device and be as exact as `precision` asks. What it cannot read in place is copied first. The CPU implementation has no such tiles and ignores it.
         pub fn tile(mut self, tile: impl Into<Option<Tile>>) -> Self {
             self.options.tile = tile.into();
             self
@@ -186,10 +186,10 @@ macro_rules! product_methods {
         ///
         /// # Errors
         ///
-        /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an operand does
-        /// not fit; [`Error::Argument`] if [`beta`](Self::beta) was set, if the [tile](Self::tile) that was asked for does not serve it, or if
-        /// an operand of the output's type was given before [`output`](Self::output) changed that; whatever allocating the output, loading the
-        /// kernel and launching it may return.
+        /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an
+        /// operand does not fit. [`Error::Argument`] if [`beta`](Self::beta) was set, if the [tile](Self::tile) that was asked
+        /// for does not serve it, or if an operand of the output's type was given before [`output`](Self::output) changed that.
+        /// Otherwise whatever allocating the output, loading the kernel and launching it may return.
         pub fn run(&self) -> Result<Tensor<O>> {
             self.product()?.run()
         }
@@ -205,8 +205,8 @@ macro_rules! product_methods {
             self.product()?.run_into(y)
         }
 
-        /// Which implementation [`run`](Self::run) would take. [`implementation_into`](Self::implementation_into) says it for an
-        /// output that is there.
+        /// Which implementation [`run`](Self::run) would take. [`implementation_into`](Self::implementation_into) says it for
+        /// an existing output.
         ///
         /// # Errors
         ///
@@ -215,10 +215,10 @@ macro_rules! product_methods {
             self.product()?.implementation()
         }
 
-        /// Which implementation [`run_into`](Self::run_into) would take for `y`, after the checks that `run_into` makes of it. It differs from that for a new
-        /// output, which has no gaps, where `y` is a view: one that the copy engine cannot store, since rows do not start at multiples of 16
-        /// bytes, may take another tile, and leading axes that are not evenly spaced are no rows of one matrix, but a batch or launches of
-        /// their own.
+        /// Which implementation [`run_into`](Self::run_into) would take for `y`, after the checks that `run_into` makes of it. It
+        /// differs from that for a new output, which has no gaps, where `y` is a view. A view that the copy engine cannot
+        /// store, since rows do not start at multiples of 16 bytes, may take another tile. Leading axes that are not evenly
+        /// spaced are no rows of one matrix, but a batch or launches of their own.
         ///
         /// # Errors
         ///

@@ -160,9 +160,21 @@ pub(crate) struct Plan {
 impl Plan {
     /// The plan for a request whose operands have been checked, and whose output has elements.
     fn of(request: &Request<'_>) -> Result<Arc<Self>> {
-        let plan = request.device.decisions().get(request.key(), || Self::decide(request))?;
+        let plan = request
+            .device
+            .decisions()
+            .get(request.key(), || Self::decide(request).inspect(|plan| plan.note(request.operation)))?;
         notice(Observation { choice: plan.choice, copied: plan.path.repack });
         Ok(plan)
+    }
+
+    /// Tells a subscriber of `tracing` what was chosen.
+    fn note(&self, operation: &'static str) {
+        let (Self { tile, blocks, parts, path, .. }, Problem { m, n, k, batch, .. }) =
+            (self, &self.choice.problem);
+        tracing::debug!(
+            target: "warpsmith::plan", operation, m, n, k, batch, %tile, blocks, parts, copied = ?path.repack, "plan chosen"
+        );
     }
 
     /// Whether sums are computed in parts that a second launch adds.

@@ -34,16 +34,17 @@ pub(super) const fn is_fp8(input: DType) -> bool {
 pub enum Access {
     /// In chunks of 16 bytes along K: base addresses and row strides are multiples of 16 bytes.
     Aligned,
-    /// In chunks of 16 bytes, of x along its columns: x lies as K × M, and w as N × K or K × N.
+    /// In chunks of 16 bytes, of x along its columns: x is stored as K × M, and w as N × K or K × N.
     Across,
-    /// In chunks of 16 bytes, of w alone along its columns: x lies as M × K, and w as K × N.
+    /// In chunks of 16 bytes, of w alone along its columns: x is stored as M × K, and w as K × N.
     WAcross,
     /// In words of 4, 8 or 16 bytes along K: base addresses and row strides are multiples of 4 bytes.
     Words,
-    /// Of x many rows at a time, of w single elements: x and y are one matrix each, whose rows follow each other without gaps from a multiple
-    /// of 16 bytes on, w is one that lies in any way, and nothing is done to the products but scaling by one number, a bias and the activation.
+    /// Of x many rows at a time, of w single elements. x and y are one matrix each, whose rows follow each other without gaps
+    /// from a multiple of 16 bytes on. w is a matrix with any strides. Nothing is done to the products but scaling by one
+    /// number, a bias and the activation.
     Dense,
-    /// One element at a time: x and w lie in any way.
+    /// One element at a time: x and w have any strides.
     Strided,
 }
 

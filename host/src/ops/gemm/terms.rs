@@ -172,7 +172,7 @@ impl<'a, O: Element> Terms<'a, O> {
         Err(Error::Argument {
             operation,
             argument: "beta",
-            expected: "0 for `run`, whose output is new: `run_into` adds to one that is there".into(),
+            expected: "0 for `run`, whose output is new: `run_into` adds to an existing one".into(),
             actual: self.beta.to_string(),
         })
     }

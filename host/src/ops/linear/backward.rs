@@ -29,6 +29,7 @@ use crate::ops::rows::{RowElement, Sizes, is_copied, kind, rows_of};
 use crate::ops::{Activation, Implementation, Precision};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor, View};
+use crate::trace;
 use pass::Plan;
 
 /// The operation's name in errors.
@@ -352,6 +353,7 @@ where
         T: LinearTypes<W>,
         W: SumElement + FromAccumulator<f32>,
     {
+        let _range = trace::operation(self.operation);
         let Checked { sizes, stream } = self.check()?;
         self.check_outputs(sizes, &outputs)?;
         let LinearGradientOutputs { dx, dw, db, dresidual, dz, adds, adds_dx } = outputs;

@@ -12,6 +12,7 @@ use crate::ops::rows::expect_shape;
 use crate::ops::{CHUNK_BYTES, Implementation, Precision, repack};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor, View, contiguous_strides};
+use crate::trace;
 
 /// The operation's name in errors.
 const OPERATION: &str = "matmul_backward";
@@ -158,6 +159,7 @@ impl<'a, T: LinearInput> MatmulBackwardOp<'a, T> {
         A: Element + FromAccumulator<f32>,
         B: Element + FromAccumulator<f32>,
     {
+        let _range = trace::operation(OPERATION);
         let leading = self.check()?;
         let MatmulGradientOutputs { da, db, adds } = outputs;
         if let Some(da) = &da {
@@ -410,7 +412,7 @@ fn chunk<T>() -> usize {
 
 /// Makes the axes `summed` and the columns of both operands one axis.
 ///
-/// The order of the sums is that of the axes. An operand that has no such view is copied, so that its rows, or its columns if these are contiguous, lie side by
+/// The order of the sums is that of the axes. An operand that has no such view is copied, so that its rows, or its columns if these are contiguous, are side by
 /// side for all matrices. Columns are padded with zeros then, which both operands need alike.
 fn folded<T: Element>(sources: [Source<T>; 2], kept: &[usize], summed: &[usize]) -> Result<[Folded<T>; 2]> {
     let ways = sources.map(|source| {

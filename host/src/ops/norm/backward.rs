@@ -16,6 +16,7 @@ use crate::ops::rows::{
 use crate::ops::{Implementation, expect_result};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 
 /// Chunks that a thread of a kernel has.
 const CHUNKS: u32 = 2;
@@ -120,6 +121,7 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
     /// As [`run`](Self::run); [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::ReadOnly`] and [`Error::Overlap`] if a result does not fit, or
     /// shares memory with another tensor whose elements it does not replace.
     pub fn run_into<W: SumElement>(&self, mut outputs: NormGradientOutputs<'_, T, W>) -> Result<()> {
+        let _range = trace::operation(self.norm.options.operation);
         let (sizes, stream) = self.check()?;
         self.check_outputs(sizes, &outputs)?;
         if sizes.are_none() {

@@ -16,6 +16,7 @@ use crate::ops::rows::{
 use crate::ops::{Implementation, expect_result};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 
 /// Chunks that a thread of a kernel has.
 const CHUNKS: u32 = 4;
@@ -129,9 +130,9 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if x has no axis, or an operand does not fit it, [`Error::Argument`] if ε is negative or no number, [`Error::SizeLimit`] if x has 2³¹ rows or
-    /// more, or as many columns, [`Error::DeviceMismatch`] if an operand or the stream is another device's; whatever allocating the results, loading the
-    /// kernel and launching it may return.
+    /// [`Error::Shape`] if x has no axis, or an operand does not fit it. [`Error::Argument`] if ε is negative or no number.
+    /// [`Error::SizeLimit`] if x has 2³¹ rows or more, or as many columns. [`Error::DeviceMismatch`] if an operand or the
+    /// stream is another device's. Otherwise whatever allocating the results, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<X>> {
         self.run_as()
     }
@@ -182,10 +183,11 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
     ///
     /// # Errors
     ///
-    /// As [`run`](Self::run); [`Error::Argument`] if there is a residual and no place for the sum, or the reverse, or a place for the mean of an RMS norm;
-    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::ReadOnly`] and [`Error::Overlap`] if a result does not fit, or shares memory
-    /// with another tensor whose elements it does not replace.
+    /// As [`run`](Self::run). [`Error::Argument`] if there is a residual and no place for the sum, or the reverse, or a place
+    /// for the mean of an RMS norm. [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::ReadOnly`] and
+    /// [`Error::Overlap`] if a result does not fit, or shares memory with another tensor whose elements it does not replace.
     pub fn run_into<Y: RowElement>(&self, outputs: NormOutputs<'_, Y, T>) -> Result<()> {
+        let _range = trace::operation(self.options.operation);
         let (sizes, stream) = self.check()?;
         self.check_outputs(&outputs)?;
         if sizes.rows == 0

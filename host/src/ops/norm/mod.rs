@@ -66,7 +66,7 @@ norm_elements! {
 /// Everything is computed in f32 and rounded once, to the type of the result. The variance is the mean of squared differences to the mean, so it does not
 /// cancel where the mean is large. A row whose sum of squared differences is above the range of f32 has NaN in all of `y`, as has one with an infinity.
 ///
-/// x may have any strides; rows that do not lie one after the other at equal distances, or whose elements are not neighbours, are copied first.
+/// x may have any strides; rows that are not one after the other at equal distances, or whose elements are not neighbours, are copied first.
 ///
 /// ```
 /// use ndarray::array;

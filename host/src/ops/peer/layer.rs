@@ -1,7 +1,8 @@
 //! A layer: the retrieval of tokens' experts, and what those make of them.
 //!
-//! The one computes and waits for itself, the other waits for memory. So where there are more tokens than a GPU finds the experts of at a time, those of the last are
-//! found on a branch of the stream while the experts of the others are evaluated: multiprocessors have blocks of both.
+//! The one computes and waits for itself, the other waits for memory. There may be more tokens than a GPU finds the experts of
+//! at a time. Then those of the last are found on a branch of the stream while the experts of the others are evaluated. So
+//! multiprocessors have blocks of both.
 
 use std::ops::Range;
 
@@ -14,8 +15,9 @@ use crate::ops::Activation;
 use crate::stream::Operand;
 use crate::tensor::Tensor;
 
-/// Bytes of experts that an H100 reads in a microsecond while it finds others. With rows of 4 bits in the layer that PEER is measured by, two parts take 0.90 times as
-/// long as one for 1336 and 1456 tokens, whose others are found in one round; for 1584, 1600 and 2048, in two rounds, they would take 1.08, 1.04 and 1.03 times as long.
+/// Bytes of experts that an H100 reads in a microsecond while it finds others. With rows of 4 bits in the layer that PEER is
+/// measured by, two parts take 0.90 times as long as one for 1336 and 1456 tokens, whose others are found in one round. For
+/// 1584, 1600 and 2048, in two rounds, they would take 1.08, 1.04 and 1.03 times as long.
 const BYTES_PER_MICROSECOND: f64 = 2.5e6;
 
 /// Evaluates the experts of `table` that `retrieval` finds for its tokens `[.., D]`, into `y` `[.., O]`.

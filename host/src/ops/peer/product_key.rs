@@ -21,6 +21,7 @@ use crate::ops::topk::MAX_K;
 use crate::ops::{CHUNK_BYTES, Implementation, SIDE_LIMIT, expect_result, linear, repack};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 pub(super) use parts::Parts;
 
 /// The operation's name in errors.
@@ -143,12 +144,13 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if an operand does not fit, [`Error::Argument`] if `k` is 0, above 64 or above n, if there is no head or if the
-    /// temperature is not a number above 0, [`Error::SizeLimit`] if there are more than 2¹⁶ sub-keys or 2³¹ tokens and heads,
-    /// [`Error::DeviceMismatch`] if an operand or the stream is another device's, [`Error::UnsupportedDevice`] and [`Error::Argument`] for
-    /// [blocks](Self::blocks) that cannot be; whatever allocating memory, loading the kernels and
-    /// launching them may return.
+    /// [`Error::Shape`] if an operand does not fit. [`Error::Argument`] if `k` is 0, above 64 or above n, if there is no head
+    /// or if the temperature is not a number above 0. [`Error::SizeLimit`] if there are more than 2¹⁶ sub-keys or 2³¹ tokens
+    /// and heads. [`Error::DeviceMismatch`] if an operand or the stream is another device's. [`Error::UnsupportedDevice`] and
+    /// [`Error::Argument`] for [blocks](Self::blocks) that cannot be. Otherwise whatever allocating memory, loading the kernels
+    /// and launching them may return.
     pub fn run(&self) -> Result<Routing> {
+        let _range = trace::operation(OPERATION);
         let sizes = self.check()?;
         let (stream, shape) = (self.stream(), self.shape());
         let mut routing =
@@ -164,6 +166,7 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
     /// As [`run`](Self::run); [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::Overlap`] if the routing does not fit or
     /// shares memory with an operand.
     pub fn run_into(&self, routing: &mut Routing) -> Result<()> {
+        let _range = trace::operation(OPERATION);
         let sizes = self.check()?;
         let (device, shape) = (self.x.device(), self.shape());
         let origin = "x, heads and k";
@@ -530,7 +533,7 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
     }
 }
 
-/// Whether the kernel reads sub-keys where they lie: in rows of chunks of 16 bytes.
+/// Whether the kernel reads sub-keys in place: in rows of chunks of 16 bytes.
 fn is_chunked<T: Element>(keys: &Tensor<T>) -> bool {
     let is_multiple = |elements: usize| (elements * size_of::<T>()).is_multiple_of(CHUNK_BYTES);
     let (&last, leading) = keys.strides().split_last().unwrap_or((&1, &[]));

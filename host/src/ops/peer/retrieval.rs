@@ -226,8 +226,9 @@ impl<D> Choice<D> {
     }
 }
 
-/// The launch that finds `k` experts of n² for so many rows that share sub-keys, of each of `heads` groups of them: by clusters where there
-/// are any and a block may have the `shared_bytes` that they take, and by as many blocks as keep the multiprocessors busy.
+/// The launch that finds `k` experts of n² for so many rows that share sub-keys, of each of `heads` groups of them. By clusters
+/// where there are any and a block may have the `shared_bytes` that they take, and by as many blocks as keep the
+/// multiprocessors busy.
 pub(super) fn choose<D>(
     kernels: &Kernels<D>,
     [rows, heads, n, k]: [usize; 4],

@@ -14,7 +14,7 @@ use crate::{Device, Tensor};
 
 const U: f64 = 1.0 / (1u64 << 24) as f64;
 
-/// How heads lie: without gaps, heads before tokens, among other heads, in wider heads.
+/// The layout of heads: without gaps, heads before tokens, among other heads, in wider heads.
 #[derive(Clone, Copy, Debug)]
 enum Lies {
     Dense,
@@ -36,7 +36,7 @@ struct Drawn {
     seed: u64,
 }
 
-/// A tensor of zeros that lies as asked for, whose rows hold `numbers` in the order of its axes.
+/// A tensor of zeros with the layout that is asked for, whose rows hold `numbers` in the order of its axes.
 fn placed<T: RotaryElement>(
     device: &Device,
     shape: [usize; 4],

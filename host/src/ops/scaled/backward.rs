@@ -1,7 +1,8 @@
 //! The gradients of scaled linear layers: of X and W, for 8-bit operands and a gradient of 8, 16 or 32 bits.
 //!
-//! An 8-bit gradient is multiplied as it is where no scale lies along the sums: [`linear_scaled`] computes dX = dY W of a transposed copy of W, and dW = dYᵀ X of transposed copies of
-//! both, since tensor cores take 8-bit operands along their sums only. A gradient of more bits, and scales along the sums, take the other way: the operands are widened to bf16,
+//! An 8-bit gradient is multiplied as it is where no scale is along the sums. [`linear_scaled`] computes dX = dY W of a
+//! transposed copy of W, and dW = dYᵀ X of transposed copies of both, since tensor cores take 8-bit operands along their sums
+//! only. A gradient of more bits, and scales along the sums, take the other way: the operands are widened to bf16,
 //! which holds every 8-bit number exactly, and the scales are multiplied into the gradient, which is rounded to bf16.
 
 #[cfg(test)]
@@ -24,6 +25,7 @@ use crate::ops::rows::{Sizes, as_result_rows, expect_rows, expect_shape, rounded
 use crate::ops::{CHUNK_BYTES, Implementation, cast, expect_result, mul};
 use crate::stream::Stream;
 use crate::tensor::{Element, Span, Tensor, View};
+use crate::trace;
 
 /// The operation's name in errors.
 const OPERATION: &str = "linear_scaled_backward";
@@ -193,8 +195,9 @@ impl<'a, X: ScaledInput, W: ScaledInput, D: ScaledGradient> ScaledBackwardOp<'a,
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::SizeLimit`] if an operand does not fit; [`Error::Argument`] if a dy that has not 8 bits has a
-    /// scale; [`Error::UnsupportedDevice`] if no kernel runs on the device; whatever allocating the results, loading kernels and launching them may return.
+    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::SizeLimit`] if an operand does not fit.
+    /// [`Error::Argument`] if a dy that has not 8 bits has a scale. [`Error::UnsupportedDevice`] if no kernel runs on the
+    /// device. Otherwise whatever allocating the results, loading kernels and launching them may return.
     pub fn run(&self) -> Result<ScaledGradients> {
         self.check()?;
         let stream = self.stream();
@@ -220,6 +223,7 @@ impl<'a, X: ScaledInput, W: ScaledInput, D: ScaledGradient> ScaledBackwardOp<'a,
         A: ScaledOutput + FromAccumulator<f32>,
         B: ScaledOutput + SumElement,
     {
+        let _range = trace::operation(OPERATION);
         let sizes = self.check()?;
         self.check_outputs(sizes, &outputs)?;
         let stream = self.stream();
@@ -326,7 +330,7 @@ impl<'a, X: ScaledInput, W: ScaledInput, D: ScaledGradient> ScaledBackwardOp<'a,
         if side == Side::X { self.w_scale } else { self.x_scale }
     }
 
-    /// Whether 8-bit operands are multiplied: no scale lies along the sums.
+    /// Whether 8-bit operands are multiplied: no scale is along the sums.
     fn is_scaled(&self, side: Side) -> bool {
         let is_along = |scale: Scale<'_>| matches!(scale, Scale::Rows(_));
         let along_sums = is_along(self.other_scale(side)) || side == Side::W && is_along(self.dy_scale);

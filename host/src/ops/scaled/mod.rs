@@ -29,6 +29,7 @@ use crate::ops::matrix::{as_matrix, has_unit_stride};
 use crate::ops::{Activation, Implementation};
 use crate::stream::{Operand, Stream};
 use crate::tensor::Tensor;
+use crate::trace;
 use check::Checked;
 
 /// The operation's name in errors.
@@ -166,10 +167,11 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an operand does
-    /// not fit; [`Error::Argument`] if `beta` was set, if the [tile](Self::tile) that was asked for does not run here, or if an operand of
-    /// the output's type was given before [`output`](Self::output) changed that; [`Error::UnsupportedDevice`] if no tile does; whatever
-    /// allocating the output, loading the kernels and launching them may return.
+    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an
+    /// operand does not fit. [`Error::Argument`] if `beta` was set, if the [tile](Self::tile) that was asked for does not run
+    /// here, or if an operand of the output's type was given before [`output`](Self::output) changed that.
+    /// [`Error::UnsupportedDevice`] if no tile does. Otherwise whatever allocating the output, loading the kernels and
+    /// launching them may return.
     ///
     /// [`Error::Shape`]: crate::Error::Shape
     /// [`Error::Stride`]: crate::Error::Stride
@@ -179,6 +181,7 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
     /// [`Error::Argument`]: crate::Error::Argument
     /// [`Error::UnsupportedDevice`]: crate::Error::UnsupportedDevice
     pub fn run(&self) -> Result<Tensor<O>> {
+        let _range = trace::operation(OPERATION);
         let checked = Checked::new(self)?;
         self.terms.expect_no_beta(OPERATION)?;
         let stream = self.stream();
@@ -195,6 +198,7 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
     /// [`Error::Overlap`](crate::Error::Overlap) if `y` shares memory with another operand: if the spans from first to last element of the two
     /// meet, even if their elements alternate. Only a residual may be the same tensor.
     pub fn run_into(&self, y: &mut Tensor<O>) -> Result<()> {
+        let _range = trace::operation(OPERATION);
         let checked = Checked::new(self)?;
         checked.check_output(self, y)?;
         self.execute(&checked, &self.stream(), y)

@@ -16,6 +16,7 @@ use crate::ops::rows::{
 };
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 
 /// Chunks that a thread of a kernel has.
 const CHUNKS: u32 = 2;
@@ -72,9 +73,11 @@ impl<'a, Y: SoftmaxElement, D: RowElement> SoftmaxGradientOp<'a, Y, D> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`](crate::Error::Shape) if y has no axis, or dy or x another shape, [`Error::Argument`](crate::Error::Argument) if the scale is out of its range,
-    /// [`Error::SizeLimit`](crate::Error::SizeLimit) if y has 2³¹ rows or more, or as many columns, [`Error::DeviceMismatch`](crate::Error::DeviceMismatch) if dy or
-    /// the stream is another device's; whatever allocating the result, loading the kernel and launching it may return.
+    /// [`Error::Shape`](crate::Error::Shape) if y has no axis, or dy or x another shape.
+    /// [`Error::Argument`](crate::Error::Argument) if the scale is out of its range.
+    /// [`Error::SizeLimit`](crate::Error::SizeLimit) if y has 2³¹ rows or more, or as many columns.
+    /// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch) if dy or the stream is another device's. Otherwise whatever
+    /// allocating the result, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<D>> {
         self.run_as()
     }
@@ -85,6 +88,7 @@ impl<'a, Y: SoftmaxElement, D: RowElement> SoftmaxGradientOp<'a, Y, D> {
     ///
     /// As [`run`](Self::run).
     pub fn run_as<X: RowElement>(&self) -> Result<Tensor<X>> {
+        let _range = trace::operation(OPERATION);
         let (sizes, stream) = self.check()?;
         let mut dx = Tensor::uninit_on(&stream, self.y.shape())?;
         self.write(sizes, &stream, &mut dx)?;
@@ -99,6 +103,7 @@ impl<'a, Y: SoftmaxElement, D: RowElement> SoftmaxGradientOp<'a, Y, D> {
     /// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), [`Error::ReadOnly`](crate::Error::ReadOnly) and [`Error::Overlap`](crate::Error::Overlap) if
     /// the result does not fit, or shares memory with an operand whose elements it does not replace.
     pub fn run_into<X: RowElement>(&self, dx: &mut Tensor<X>) -> Result<()> {
+        let _range = trace::operation(OPERATION);
         let (sizes, stream) = self.check()?;
         expect_rows(OPERATION, "dx", dx, self.y.device(), (self.y.shape(), "y"))?;
         let others = [

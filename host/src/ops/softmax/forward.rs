@@ -17,6 +17,7 @@ use crate::ops::rows::{
 };
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 
 /// The operation's name in errors.
 const OPERATION: &str = "softmax";
@@ -86,9 +87,9 @@ impl<'a, T: SoftmaxElement> SoftmaxOp<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if x has no axis, or the mask does not fit it, [`Error::Argument`] if the scale is out of its range, [`Error::SizeLimit`] if x has 2³¹ rows or
-    /// more, or as many columns, [`Error::DeviceMismatch`] if the mask or the stream is another device's; whatever allocating the result, loading the kernel and
-    /// launching it may return.
+    /// [`Error::Shape`] if x has no axis, or the mask does not fit it. [`Error::Argument`] if the scale is out of its range.
+    /// [`Error::SizeLimit`] if x has 2³¹ rows or more, or as many columns. [`Error::DeviceMismatch`] if the mask or the stream
+    /// is another device's. Otherwise whatever allocating the result, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<T>> {
         self.run_as()
     }
@@ -99,6 +100,7 @@ impl<'a, T: SoftmaxElement> SoftmaxOp<'a, T> {
     ///
     /// As [`run`](Self::run).
     pub fn run_as<Y: RowElement>(&self) -> Result<Tensor<Y>> {
+        let _range = trace::operation(OPERATION);
         let (sizes, stream) = self.check()?;
         let mut y = Tensor::uninit_on(&stream, self.x.shape())?;
         self.write(sizes, &stream, &mut y)?;
@@ -113,6 +115,7 @@ impl<'a, T: SoftmaxElement> SoftmaxOp<'a, T> {
     /// As [`run`](Self::run); [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::ReadOnly`] and [`Error::Overlap`] if the result does not fit, or
     /// shares memory with an operand whose elements it does not replace.
     pub fn run_into<Y: RowElement>(&self, y: &mut Tensor<Y>) -> Result<()> {
+        let _range = trace::operation(OPERATION);
         let (sizes, stream) = self.check()?;
         expect_rows(OPERATION, "y", y, self.x.device(), (self.x.shape(), "x"))?;
         let others = [

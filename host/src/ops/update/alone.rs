@@ -1,8 +1,9 @@
 //! The launches of the kernels that compute an update alone.
 //!
 //! A kernel is a shape: for how large a rank, how many rows a block works on, and whether a cluster of blocks shares the first product's
-//! sums. [`choose`] takes the one for which a model of bytes and latencies gives the shortest time, and says into how many slices Y's
-//! columns are cut: for few rows, blocks that would have nothing to do compute the first product once more and other columns.
+//! sums. [`choose`] takes the one for which a model of bytes and latencies gives the shortest time, and says into how many
+//! slices Y's columns are cut. For few rows, blocks that would have nothing to do compute the first product once more and other
+//! columns.
 
 use half::{bf16, f16};
 use warpsmith_dsl::gemm::low_rank::{LowRankShape, RowsShape};

@@ -33,6 +33,7 @@ use crate::ops::rows::as_result_rows;
 use crate::ops::{Activation, CHUNK_BYTES, Implementation};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor, View};
+use crate::trace;
 use pass::Plan;
 
 /// The operation's name in errors.
@@ -377,9 +378,10 @@ impl<'a, T: UpdateGradientElement> UpdateBackwardOp<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::SizeLimit`] if an operand does not fit; [`Error::Argument`] if an activation's
-    /// slopes are not known, or by several operands, if there are too many updates, or if an option is set that an update alone has not; whatever allocating the results,
-    /// loading kernels and launching them may return.
+    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::SizeLimit`] if an operand does not fit.
+    /// [`Error::Argument`] if an activation's slopes are not known, or by several operands, if there are too many updates, or
+    /// if an option is set that an update alone has not. Otherwise whatever allocating the results, loading kernels and
+    /// launching them may return.
     pub fn run(&self) -> Result<UpdateGradients<T>> {
         let checked = self.check()?;
         let stream = self.stream();
@@ -435,6 +437,7 @@ impl<'a, T: UpdateGradientElement> UpdateBackwardOp<'a, T> {
         W: SumElement + FromAccumulator<f32>,
         C: SumElement,
     {
+        let _range = trace::operation(self.operation);
         let checked = self.check()?;
         self.check_outputs(&checked, &outputs)?;
         let (stream, wanted) = (self.stream(), Wanted::of(&outputs));
@@ -681,7 +684,7 @@ fn pitch_of<T>(columns: usize) -> usize {
     columns.next_multiple_of(CHUNK_BYTES / size_of::<T>())
 }
 
-/// How a matrix lies in memory.
+/// The layout of a matrix.
 #[derive(Clone, Copy, Debug)]
 struct Lies {
     address: u64,

@@ -210,8 +210,8 @@ fn tiles(facts: Facts, problem: &Problem) -> (u64, u64) {
     (problem.m.div_ceil(rows).into(), problem.n.div_ceil(columns).into())
 }
 
-/// How long a launch takes by a model, in picoseconds on an H100: what the linear operation takes with such tiles, of which the columns of V and
-/// the products with U are a part more, and what is waited for.
+/// How long a launch takes by a model, in picoseconds on an H100. What the linear operation takes with such tiles, of which the
+/// columns of V and the products with U are a part more, and what is waited for.
 fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) -> u128 {
     if choice.tile == Tile::FewRows16x64 {
         return few_rows_picoseconds(problem, limits);

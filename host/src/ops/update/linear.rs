@@ -1,7 +1,7 @@
 //! A linear operation with generated low-rank updates, `Y = act(X Wᵀ + ΔY + b + …)`, in one kernel where there is one for it.
 //!
-//! V's columns ride along in the product of X and W as more columns of the output, which stay on the multiprocessor: scaled by the
-//! codes they are the left operand of one more step, with U as the right one, before the epilogue.
+//! V's columns ride along in the product of X and W as more columns of the output, which stay on the multiprocessor. Scaled by
+//! the codes they are the left operand of one more step, with U as the right one, before the epilogue.
 //!
 //! Where no kernel does both, one computes the updates, then the linear operation adds them as it adds a residual. They are then
 //! rounded to the operands' type in between.
@@ -22,6 +22,7 @@ use crate::ops::matrix::as_matrix;
 use crate::ops::{Activation, Implementation, repack_both};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 
 /// The operation's name in errors.
 const OPERATION: &str = "linear_with_update";
@@ -110,6 +111,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
     /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an operand does
     /// not fit; whatever allocating the output, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<T>> {
+        let _range = trace::operation(OPERATION);
         let (checked, base) = self.checked()?;
         let stream = base.stream();
         let mut y = Tensor::uninit_on(&stream, checked.output_shape())?;
@@ -124,6 +126,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
     /// As [`run`](Self::run), and [`Error::Overlap`] if `y` shares memory with another operand: if the spans from first to last
     /// element of the two meet, even if their elements alternate. Only a residual may be the same tensor.
     pub fn run_into(&self, y: &mut Tensor<T>) -> Result<()> {
+        let _range = trace::operation(OPERATION);
         let (checked, base) = self.checked()?;
         base.check_output(y)?;
         checked.expect_output(y)?;
@@ -220,7 +223,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         Ok(Product { operation: OPERATION, names: ["x", "w"], a, b, leading, output_shape, options })
     }
 
-    /// What runs for an output that lies as the matrix `y` does, or is new.
+    /// What runs for an output with the layout of the matrix `y`, or is new.
     fn path(&self, checked: &Checked<T>, y: Option<&Tensor<T>>, way: Option<Way>) -> Result<Path> {
         checked.check_sizes()?;
         let unaligned = self.unaligned(checked);
@@ -232,7 +235,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         let bolted = Bolted {
             problem,
             fused: self.options.fused(),
-            v: checked.v_lies(),
+            v: checked.v_layout(),
             copied: copied_picoseconds(checked, self.w, unaligned),
             is_packed: checked.packed.is_some(),
         };
@@ -242,7 +245,11 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         let mut key = bolted.problem.key("update bolt-on");
         key.number(bolted.fused as usize).number(bolted.v as usize).number(bolted.is_packed.into());
         key.number(2 * usize::from(unaligned[0]) + usize::from(unaligned[1]));
-        Ok(*device.decisions().get(key, || Ok(bolted.fastest(&limits)))?)
+        Ok(*device.decisions().get(key, || {
+            let way = bolted.fastest(&limits);
+            tracing::debug!(target: "warpsmith::plan", operation = OPERATION, ?way, "plan chosen");
+            Ok(way)
+        })?)
     }
 
     /// Whether X, and whether W, has other rows than contiguous ones that start at multiples of 16 bytes.
@@ -449,9 +456,9 @@ const TRANSPOSE: u128 = 1_500_000;
 /// What a launch that copies operands into aligned rows takes, and the bytes that it moves in a microsecond.
 const COPY: u128 = 2_000_000;
 const COPY_RATE: u128 = 2_400_000;
-/// What a launch takes that runs beside the one that makes G, once both have done what they can at the same time: it learns that G is there, as any launch
-/// that waits for another one ([`NEXT`]), and only then reads G and Uᵀ, multiplies them and stores Y, with nothing to do in between; in picoseconds on
-/// an H100.
+/// What a launch takes that runs beside the one that makes G, once both have done what they can at the same time. It learns
+/// that G is there, as any launch that waits for another one ([`NEXT`]), and only then reads G and Uᵀ, multiplies them and
+/// stores Y, with nothing to do in between. In picoseconds on an H100.
 const LAST_OF_BOTH: u128 = 2_400_000;
 
 impl Bolted {
@@ -482,7 +489,7 @@ impl Bolted {
         }
     }
 
-    /// G, and then a kernel whose sums go on in it, with its time; operands that it cannot read as they lie are copied.
+    /// G, and then a kernel whose sums go on in it, with its time; operands that it cannot read in place are copied.
     fn joined(&self, tile: Option<Tile>, parts: Option<u32>, limits: &Limits) -> Option<(Path, u128)> {
         let problem = Problem { access: Access::Aligned, x_is_chunked: true, ..self.problem };
         let (choice, time) = joined::choose(&problem, self.fused, tile, parts, limits)?;

@@ -1,9 +1,10 @@
-//! Generated low-rank updates, `ΔY = ((X V) ⊙ codes) U · scaling`: alone, and bolted onto a linear operation.
+//! Generated low-rank updates, `ΔY = ((X V) ⊙ codes) U · scaling`: alone, and together with a linear operation.
 //!
-//! [`generated_update`] and [`linear_with_update`] start builders. Both check their operands first (`check`), bring V, U and the codes
-//! of all updates into the form that kernels take (`operands`), and take the way that needs the least time: one kernel, which the pure functions of `alone`,
-//! `hopper` and `portable` choose, two products with the codes in between (`products`), of which the second may be one with the linear operation (`joined`),
-//! or the updates and then the linear operation (`linear`). On the CPU there is one implementation (`on_cpu`).
+//! [`generated_update`] and [`linear_with_update`] start builders. Both check their operands first (`check`), bring V, U and
+//! the codes of all updates into the form that kernels take (`operands`), and take the way that needs the least time. The first
+//! way is one kernel, which the pure functions of `alone`, `hopper` and `portable` choose. The second is two products with the
+//! codes in between (`products`), of which the second may be one with the linear operation (`joined`). The third is the updates
+//! and then the linear operation (`linear`). On the CPU there is one implementation (`on_cpu`).
 //!
 //! Several updates, each with codes and a scaling of its own, run as one whose rank is the sum of theirs. Every way adds H = X V up in f32, multiplies
 //! it by codes and scaling, rounds that to the operands' type, and multiplies that by U.
@@ -40,6 +41,7 @@ use crate::ops::linear::LinearInput;
 use crate::ops::matrix::row_stride;
 use crate::stream::{Operand, Stream};
 use crate::tensor::{DType, Element, Tensor};
+use crate::trace;
 use check::Checked;
 use operands::{Alone, BoltOn, Problem, Updates, in_chunks, is_chunked, limits, no_kernel};
 
@@ -180,6 +182,7 @@ impl<'a, T: UpdateInput> UpdateOp<'a, T> {
     /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::SizeLimit`] if an operand does not fit;
     /// whatever allocating the output, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<T>> {
+        let _range = trace::operation(OPERATION);
         let checked = self.checked()?;
         let stream = self.stream();
         let mut y = Tensor::uninit_on(&stream, checked.output_shape())?;
@@ -194,6 +197,7 @@ impl<'a, T: UpdateInput> UpdateOp<'a, T> {
     /// As [`run`](Self::run), and [`Error::Overlap`] if `y` shares memory with another operand: if the spans from first to last
     /// element of the two meet, even if their elements alternate.
     pub fn run_into(&self, y: &mut Tensor<T>) -> Result<()> {
+        let _range = trace::operation(OPERATION);
         self.write(y, false)
     }
 
@@ -294,9 +298,9 @@ impl<T: UpdateInput> Checked<T> {
         })
     }
 
-    /// What runs the updates alone into a matrix that lies as `y` does, or is new.
+    /// What runs the updates alone into a matrix with the layout of `y`, or is new.
     fn path_alone(&self, y: Option<&Tensor<T>>, way: Option<Way>) -> Result<PathAlone> {
-        let (device, problem, v) = (self.x.device(), self.problem_alone(y)?, self.v_lies());
+        let (device, problem, v) = (self.x.device(), self.problem_alone(y)?, self.v_layout());
         let mut key = problem.key("update alone");
         key.number(v as usize);
         let decide = || {
@@ -323,6 +327,7 @@ impl<T: UpdateInput> Checked<T> {
                 Some(Way::Products | Way::Modulated(_)) => of_products,
                 Some(Way::Joined(_) | Way::JoinedInParts(_)) => None,
             };
+            tracing::debug!(target: "warpsmith::plan", operation = self.operation, ?path, "plan chosen");
             path.ok_or_else(|| match way {
                 Some(way) => no_way(self.operation, way),
                 None => no_kernel(self.operation, device),

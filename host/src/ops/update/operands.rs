@@ -248,7 +248,7 @@ impl<T: Element + Number> Checked<T> {
         Ok(())
     }
 
-    /// What the choice of a kernel of the update alone depends on, for an output that lies as the matrix `y` does, or is new.
+    /// What the choice of a kernel of the update alone depends on, for an output with the layout of the matrix `y`, or is new.
     pub(super) fn problem_alone(&self, y: Option<&Tensor<T>>) -> Result<Problem> {
         self.check_sizes()?;
         let [v_is_chunked, u_is_chunked] = self.are_chunked_alone();

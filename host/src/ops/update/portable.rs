@@ -116,8 +116,8 @@ impl Tile {
         by_shared.min(REGISTERS[0] / (REGISTERS[1] * self.threads)).max(1)
     }
 
-    /// What the updates cost a block, in hundredths of a tile's products: their share of the columns, and for the ranks that have a pass
-    /// of their own the rows of X once more, which are half of what a tile reads.
+    /// What the updates cost a block, in hundredths of a tile's products. Their share of the columns, and for the ranks that
+    /// have a pass of their own the rows of X once more, which are half of what a tile reads.
     fn cost(&self, rank: u32) -> u64 {
         let columns = 100 * u64::from(rank.next_multiple_of(8)) / u64::from(self.n);
         columns + if rank > self.ride { 50 } else { 0 }

@@ -107,7 +107,7 @@ impl Kernels for f32 {
     }
 }
 
-/// How V lies.
+/// The layout of V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VLies {
     /// Rows of Vᵗ are contiguous, and start at multiples of 16 bytes.
@@ -237,8 +237,8 @@ unsafe fn launch_together<T: Element, K: Kernel<Args = TogetherArgs<T::Device>>,
 }
 
 impl<T: UpdateInput> Checked<T> {
-    /// How V lies.
-    pub(super) fn v_lies(&self) -> VLies {
+    /// The layout of V.
+    pub(super) fn v_layout(&self) -> VLies {
         match (&self.packed, &self.factors[..]) {
             (Some(_), _) => VLies::AlongK,
             (None, [(v, _)]) if v.swap_axes(0, 1).is_ok_and(|vt| is_chunked(&vt)) => VLies::AlongK,
@@ -335,7 +335,7 @@ impl<T: UpdateInput> Checked<T> {
         }
     }
 
-    /// U of all updates, transposed: `[K2, R]`, where it lies if its own rows or those are whole chunks, since it is small beside Y.
+    /// U of all updates, transposed: `[K2, R]`, in place if its own rows or those are whole chunks, since it is small beside Y.
     fn expansion(&self, stream: &Stream) -> Result<Tensor<T>> {
         match (&self.packed, &self.factors[..]) {
             (None, [(_, u)]) if self.rank() > 1 && is_chunked(u) => u.swap_axes(0, 1),

@@ -27,8 +27,9 @@ unsafe impl bytemuck::Pod for Load {}
 /// Rows get slots in the order of their numbers, whatever the order of the ids. If there are not enough for all, the first one is the one that the last step
 /// with too few left out first, and the order goes around.
 ///
-/// Dropping it without committing it, or [`cancel`](Self::cancel), takes its pins back and leaves the slots that it took empty, whatever part
-/// of the copies may have been done: the rows that it would have loaded have no slot then, and neither have those that were there.
+/// Dropping it without committing it, or [`cancel`](Self::cancel), takes its pins back and leaves the slots that it took empty,
+/// whatever part of the copies may have been done. The rows that it would have loaded have no slot then, and neither have those
+/// that were there.
 #[derive(Debug)]
 #[must_use = "a plan that is dropped is undone"]
 pub struct Plan<'a> {

@@ -1,8 +1,8 @@
 //! Rows in host memory with a cache of them on a device: [`RowCache`] and the memory that it is about.
 //!
 //! A step is staged, read and released. Staging copies what the step reads and the cache does not hold, on a stream of its own, while work on
-//! other streams goes on; reading waits for that. A slot gets another row in this order: its former row has no slot any more, the last work that
-//! may read it is waited for, the row is copied, and the step that asked for it waits for the copy.
+//! other streams goes on; reading waits for that. A slot gets another row in this order. Its former row has no slot any more,
+//! the last work that may read it is waited for, the row is copied, and the step that asked for it waits for the copy.
 //!
 //! Kernels find rows by a map from rows to slots. There are two of them on the device, for the step that is being read and the one that is being
 //! staged, so that no kernel sees its map change.
@@ -141,9 +141,9 @@ impl CachedRows {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if `row_bytes` is 0 or no multiple of [`ROW_ALIGNMENT`], or an option or a variable of the environment is not what it can
-    /// be; [`Error::SizeLimit`] if there are too many rows, [`Error::OutOfMemory`] if host or device have too little memory;
-    /// [`Error::UnsupportedDevice`] if managed memory is asked for and the GPU has none.
+    /// [`Error::Argument`] if `row_bytes` is 0 or no multiple of [`ROW_ALIGNMENT`], or an option or a variable of the
+    /// environment is not what it can be. [`Error::SizeLimit`] if there are too many rows. [`Error::OutOfMemory`] if host or
+    /// device have too little memory. [`Error::UnsupportedDevice`] if managed memory is asked for and the GPU has none.
     pub fn new(device: &Device, rows: usize, row_bytes: usize, options: &CacheOptions) -> Result<Self> {
         const OPERATION: &str = "CachedRows::new";
         if row_bytes == 0 || !row_bytes.is_multiple_of(ROW_ALIGNMENT) || u32::try_from(row_bytes).is_err() {
@@ -312,8 +312,9 @@ impl CachedRows {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if there is no row of one of the ids, or [`STEPS_IN_FLIGHT`] steps have not been released; [`Error::OutOfMemory`] if there is
-    /// no memory for the list of what is to be copied; [`Error::Driver`] if the driver refuses or earlier work failed. The cache holds then
+    /// [`Error::Argument`] if there is no row of one of the ids, or [`STEPS_IN_FLIGHT`] steps have not been released.
+    /// [`Error::OutOfMemory`] if there is no memory for the list of what is to be copied. [`Error::Driver`] if the driver
+    /// refuses or earlier work failed. The cache holds then
     /// what it held before, or less.
     pub fn stage(&mut self, ids: &[u32]) -> Result<Step> {
         let (rows, hits) = self.cache.note(ids)?;

@@ -1,4 +1,4 @@
-//! Noting on the device which rows a step reads, from ids that are there: what comes to the host is a bit for each row of the table.
+//! Noting on the device which rows a step reads, from existing ids: what comes to the host is a bit for each row of the table.
 //!
 //! Notes have a stream of their own, and those of the next step are begun between a step's plan, which they depend on, and its copies, which they do not.
 //! Copies keep the link to the host busy, and what comes to it later waits.

@@ -1,4 +1,4 @@
-//! Keys and values of attention in pages that lie in memory in any order.
+//! Keys and values of attention in pages that are in memory in any order.
 
 use ndarray::{Array2, Array4, Axis, s};
 use warpsmith::device::Device;

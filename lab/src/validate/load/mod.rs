@@ -1,8 +1,9 @@
 //! Operations under load: enqueued without waiting, by many threads on streams of their own, one between others. The bits of every result are
 //! compared with those of a run alone.
 //!
-//! A run alone finds what a kernel computes wrongly. It does not find what goes wrong between kernels: memory that one still reads when
-//! another writes it, or a stage of a ring that is filled again before it was read, which takes a neighbour on the multiprocessor to show. Every
+//! A run alone finds what a kernel computes wrongly. It does not find what goes wrong between kernels. Memory that one still
+//! reads when another writes it, or a stage of a ring that is filled again before it was read, which takes a neighbour on the
+//! multiprocessor to show. Every
 //! operation of this crate promises the same bits on every run, so that one bit is enough to find it by.
 //!
 //! [`run`] takes [`Work`]s: the cases of the other validations, or [a program's own](Work::new).

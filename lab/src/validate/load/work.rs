@@ -381,7 +381,7 @@ impl Work {
         Self::new(name.trim_end(), prepare).for_bytes(bytes)
     }
 
-    /// A selection of the largest elements of rows.
+    /// A selection of top-k.
     #[must_use]
     pub fn topk(case: TopkCase) -> Self {
         let name = format!("topk {} {} {}", case.dtype, case.shape(), case.options());
@@ -508,7 +508,7 @@ impl Work {
         Self::new(name, move |device, slots| routing::prepare(device, &case, slots))
     }
 
-    /// Experts of tokens.
+    /// Expert MLP.
     #[must_use]
     pub fn experts(case: ExpertCase) -> Self {
         let bytes = case.tokens.saturating_mul(case.o).saturating_mul(case.dtype.size());
@@ -516,7 +516,7 @@ impl Work {
         Self::new(name, move |device, slots| experts::prepare(device, &case, slots)).for_bytes(bytes)
     }
 
-    /// A copy of a matrix of `rows` × `columns` elements into aligned rows. It lies in a wider one as `placement` says, or its transpose does.
+    /// A copy of a matrix of `rows` × `columns` elements into aligned rows. It is in a wider one as `placement` says, or its transpose does.
     #[must_use]
     pub fn repack(dtype: DType, size: [usize; 2], placement: Placement, is_transposed: bool) -> Self {
         let [rows, columns] = size;

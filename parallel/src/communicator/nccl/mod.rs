@@ -58,11 +58,11 @@ impl NcclOptions {
     }
 }
 
-/// The version of NCCL's library, such as 2.28.3.
+/// The version of NCCL that is found, such as `2.28.3`.
 ///
 /// # Errors
 ///
-/// [`Error::Library`] if it is missing.
+/// [`Error::Library`] if NCCL is not found, or is older than 2.14.
 pub fn nccl_version() -> Result<String> {
     Ok(Library::get()?.version_text())
 }

@@ -1,4 +1,4 @@
-//! Reasons that hold for the kernels of functions of elements, of rotations and of look-ups.
+//! Reasons that hold for the kernels of element-wise operations, of rotations and of look-ups.
 
 use super::{ANYTHING, BOUNDS, Equivalent};
 use crate::mutants::mutate::Kind;

@@ -1,7 +1,7 @@
 //! One problem of the linear family: its operands, its result, and (in `launch`) how a kernel is run on it.
 //!
-//! The rows of X and W are followed by NaNs and their last row by nothing, so that an element too many shows as a wrong result or
-//! as an access out of bounds; what is written lies between bytes that must stay as they are.
+//! The rows of X and W are followed by NaNs and their last row by nothing, so that an element too many shows as a wrong result
+//! or as an access out of bounds. What is written is between bytes that must stay as they are.
 
 mod launch;
 

@@ -49,8 +49,9 @@ impl Instance {
         sizes
     }
 
-    /// Every term through boxes: tiles after tiles, whose boxes take the buffers that others are stored from; boxes that lack rows or
-    /// columns; matrices with terms of their own; whole tiles and halves; stored by the copy engine, and by lanes. And each term row by
+    /// Every term through boxes: tiles after tiles, whose boxes take the buffers that others are stored from. Boxes that lack
+    /// rows or columns. Matrices with terms of their own. Whole tiles and halves. Stored by the copy engine, and by lanes. And
+    /// each term row by
     /// row, where there is that way too.
     fn sizes_with_terms(self, boxes: Boxes) -> Vec<Size> {
         let [m, n] = self.tile;
@@ -86,8 +87,8 @@ impl Instance {
         sizes
     }
 
-    /// Sums of fewer steps than the ring has stages, of as many and of more; tiles that lie within y and tiles at its edges; blocks
-    /// with no tile, with one and with several; what only the rows' way of storing does, and what the copy engine does.
+    /// Sums of fewer steps than the ring has stages, of as many and of more. Tiles that are within y and tiles at its edges.
+    /// Blocks with no tile, with one and with several. What only the rows' way of storing does, and what the copy engine does.
     pub(super) fn hopper_sizes(self, boxes: Boxes) -> Vec<Size> {
         let [m, n] = [self.tile[0], self.tile[1]];
         // The tiles of a cluster together.

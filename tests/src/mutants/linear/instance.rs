@@ -62,7 +62,7 @@ pub(super) struct Boxes {
     pub(super) cluster: [u32; 2],
     /// Whether operands may be contiguous along their rows' index.
     pub(super) transposes: bool,
-    /// Whether y may lie anywhere.
+    /// Whether y may be anywhere.
     pub(super) stores_rows: bool,
     /// Whether all that an epilogue reads and writes goes through boxes, where these are for y.
     pub(super) passes_boxes: bool,

@@ -1,8 +1,9 @@
 //! How the kernels of the linear families are run: on sizes that reach every path of a tile, with results known exactly.
 //!
 //! Inputs are small integers, so that every sum is exact in f32 and rounded once; only the smooth activations are compared with a
-//! tolerance. `instance` reads an entry's name, `size` has the words for a problem, `case` its data and its launch, `update` those of a
-//! low-rank update; here is which problems an entry gets, and in `hopper` which of them Hopper's persistent kernels do.
+//! tolerance. `instance` reads an entry's name, `size` has the words for a problem, `case` its data and its launch, `update`
+//! those of a low-rank update. Here is which problems an entry gets, and in `hopper` which of them Hopper's persistent kernels
+//! do.
 
 mod case;
 mod hopper;
@@ -172,8 +173,8 @@ impl Instance {
         self.family == Family::Portable && self.tile[0] < 128
     }
 
-    /// Ranks on both sides of what a fragment, a k-step, a slot and the registers hold, with sums that end in each slot of the ring; then
-    /// what [`portable_sizes`](Self::portable_sizes) has of edges and epilogues; blocks of one tile and of several.
+    /// Ranks on both sides of what a fragment, a k-step, a slot and the registers hold, with sums that end in each slot of the
+    /// ring. Then what [`portable_sizes`](Self::portable_sizes) has of edges and epilogues. Blocks of one tile and of several.
     fn update_sizes(self) -> Vec<Size> {
         let [tile_m, tile_n] = self.tile;
         let (slot, chunk) = (64 / self.input.bytes(), self.input.chunk());
@@ -237,8 +238,8 @@ impl Instance {
         sizes
     }
 
-    /// Sums that end at each element of a k-step, in each part of a slot and in each of several slots; rows and columns that end in every part
-    /// of a tile; operands along K and across, at multiples of one element.
+    /// Sums that end at each element of a k-step, in each part of a slot and in each of several slots. Rows and columns that
+    /// end in every part of a tile. Operands along K and across, at multiples of one element.
     fn strided_sizes(self) -> Vec<Size> {
         let odd = |size: Size| size.words([2, 2]);
         let mut sizes: Vec<Size> = (1..=17).map(|k| odd(plain(1 + 3 * k % 40, k, 1 + 5 * k % 37))).collect();
@@ -259,8 +260,8 @@ impl Instance {
         sizes
     }
 
-    /// Sums of fewer steps than blocks share them, of as many as their rings have stages and of more; rows that end in every fragment of
-    /// accumulators, columns that end in every warp's part; W along K, and along its rows.
+    /// Sums of fewer steps than blocks share them, of as many as their rings have stages and of more. Rows that end in every
+    /// fragment of accumulators, columns that end in every warp's part. W along K, and along its rows.
     fn skinny_sizes(self, split: u32) -> Vec<Size> {
         let [m, n] = self.tile;
         let mut sizes = vec![

@@ -46,7 +46,7 @@ const PADDED: [usize; 4] = [2048, 1811, 1024, 417];
 /// Lengths of packed sequences; together those of four of 2048 rows.
 const PACKED: [usize; 8] = [2048, 1536, 1311, 1024, 1000, 700, 473, 100];
 
-/// Sizes of the suite `main`, whether causal, and how many times the best peer's speed is asked for.
+/// Sizes of the suite `main`, whether causal, and how many times the best baseline's speed is asked for.
 const MAIN: [([usize; 5], bool, f64); 11] = [
     ([4, 16, 16, 4096, 128], false, 1.05),
     ([4, 16, 16, 4096, 128], true, 1.15),
@@ -82,7 +82,7 @@ pub(super) struct Case {
     pub(super) dtype: DType,
     pub(super) sizes: AttentionSizes,
     pub(super) extra: Extra,
-    /// How many times the best peer's speed is asked for, if anything is.
+    /// How many times the best baseline's speed is asked for, if anything is.
     pub(super) goal: Option<f64>,
 }
 
@@ -103,7 +103,7 @@ impl Extra {
         }
     }
 
-    /// How many times the best peer's speed is asked for.
+    /// How many times the best baseline's speed is asked for.
     const fn goal(self) -> Option<f64> {
         match self {
             Self::Bias | Self::Mask => Some(1.6),

@@ -1,4 +1,4 @@
-//! The cases of functions of elements, of rotations of heads, of caches of keys and of look-ups in tables: sizes around those of a chunk, a block and a grid; every type, option and layout.
+//! The cases of element-wise operations, of rotations of heads, of caches of keys and of look-ups in tables: sizes around those of a chunk, a block and a grid; every type, option and layout.
 
 use warpsmith::DType;
 use warpsmith::cpu::Elementwise;
@@ -36,7 +36,7 @@ fn functions() -> Vec<Elementwise> {
     all
 }
 
-/// The cases of functions of elements.
+/// The cases of element-wise operations.
 pub(in super::super) fn elementwise(level: Level, target: Target, seed: u64) -> Vec<ElementwiseCase> {
     let mut sizes = vec![[0, 7], [5, 0], [1, 1], [33, 8], [70, 24], [3, 129], [1, 5003]];
     if level >= Level::Default {

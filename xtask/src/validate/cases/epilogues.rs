@@ -47,7 +47,7 @@ const ALL: Terms = Terms {
     ..NONE
 };
 
-/// Where y lies, and where what belongs to the epilogue: rows of both may start at multiples of 16 bytes or anywhere, and be as far apart or not.
+/// The place of y, and where what belongs to the epilogue: rows of both may start at multiples of 16 bytes or anywhere, and be as far apart or not.
 const PLACES: [(Placement, Placement); 6] = [
     (WHOLE, WHOLE),
     (at(8, 16), WHOLE),

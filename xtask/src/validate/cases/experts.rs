@@ -1,4 +1,4 @@
-//! The cases of experts that are evaluated where their rows lie.
+//! The cases of experts that are evaluated where their rows are.
 
 use warpsmith::DType;
 use warpsmith::ops::Activation;

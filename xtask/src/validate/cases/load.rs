@@ -1,7 +1,8 @@
 //! What runs under load: every operation, with every kernel that a device has by name where it has one, and the others by sizes that they are chosen for.
 //!
-//! On a GPU there are some hundred blocks of each, so that they share multiprocessors, with sums that go round a ring of stages several times and
-//! end within a step of it: where a stage is read too late, the zeros behind the last columns show. In the emulator the sizes are small.
+//! On a GPU there are some hundred blocks of each, so that they share multiprocessors, with sums that go round a ring of stages
+//! several times and end within a step of it. Where a stage is read too late, the zeros behind the last columns show. In the
+//! emulator the sizes are small.
 
 use warpsmith::cpu::{CrossEntropy, Elementwise};
 use warpsmith::layers::CacheFormat;
@@ -437,7 +438,7 @@ fn linear_gradients(target: Target) -> Vec<LinearBackwardCase> {
     if target.compute_capability < (8, 0) { Vec::new() } else { cases }
 }
 
-/// Gradients of matrix products: of as many matrices of each operand, and of one for all, summed where they lie and after copies.
+/// Gradients of matrix products: of as many matrices of each operand, and of one for all, summed in place and after copies.
 fn matmul_gradients(target: Target) -> Vec<MatmulBackwardCase> {
     let [m, k, n] = if target.on_gpu { [500, 512, 777] } else { [20, 16, 37] };
     let mut cases = Vec::new();

@@ -32,7 +32,7 @@ const MORE_SIZES: [[usize; 2]; 7] =
 /// What is validated on a GPU.
 const LARGE_SIZES: [[usize; 2]; 4] = [[8192, 4096], [131_072, 128], [64, 1 << 20], [2048, 129_920]];
 
-/// Where rows lie: on their own, aligned and not.
+/// The place of rows: on their own, aligned and not.
 const PLACEMENTS: [Placement; 4] = [
     Placement { before: 0, after: 0 },
     Placement { before: 8, after: 8 },

@@ -194,8 +194,9 @@ impl<T: AttentionInput> KvCache<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] or [`Error::DeviceMismatch`] if the operands do not fit the cache, [`Error::SizeLimit`] if a sequence would be longer than the
-    /// capacity, [`Error::Overlap`] if an operand is a part of the cache, [`Error::Argument`] if the stream is being captured and lengths are the host's. Nothing
+    /// [`Error::Shape`] or [`Error::DeviceMismatch`] if the operands do not fit the cache. [`Error::SizeLimit`] if a sequence
+    /// would be longer than the capacity. [`Error::Overlap`] if an operand is a part of the cache. [`Error::Argument`] if the
+    /// stream is being captured and lengths are the host's. Nothing
     /// is appended then.
     pub fn append(&mut self, k: &Tensor<T>, v: &Tensor<T>) -> Result<()> {
         self.append_on(k, v, &self.device().default_stream())

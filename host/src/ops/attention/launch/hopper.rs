@@ -261,8 +261,9 @@ impl Plan {
 }
 
 impl Problem {
-    /// What a head of a sequence takes in tiles of an instance: rows times the key blocks of each tile, with those that its beginning and end are worth; 0 if
-    /// there are so many tiles that their size matters little. Rows of packed sequences are taken for evenly dealt.
+    /// What a head of a sequence takes in tiles of an instance: rows times the key blocks of each tile, with those that its
+    /// beginning and end are worth. 0 if there are so many tiles that their size matters little. Rows of packed sequences are
+    /// taken for evenly dealt.
     ///
     /// Results have the same bits in all tiles whose blocks have as many keys, so that the sequences beside one may decide.
     fn work(&self, instance: &Instance) -> u64 {

@@ -23,7 +23,7 @@ pub(super) struct Drawn {
     pub(super) window: Option<(Option<u32>, Option<u32>, Alignment)>,
     /// Packed; mask; bias; blocks; slopes, of sequences; soft cap; sinks; lengths.
     pub(super) switches: [bool; 9],
-    /// How q, k, v and y lie in memory.
+    /// How q, k, v and y are in memory.
     pub(super) layout: u8,
     /// Scales of k and of v, of all heads or of each, where k and v are of 8 bits.
     pub(super) scales: [Option<bool>; 2],
@@ -60,7 +60,7 @@ impl Numbers {
     }
 }
 
-/// A tensor of these elements that lies as `layout` says: without gaps, heads before rows, in wider rows, or among other heads.
+/// A tensor of these elements with the layout `layout`: without gaps, heads before rows, in wider rows, or among other heads.
 fn placed<T: Element>(device: &Device, elements: &Array4<T>, layout: u8, filler: T) -> Tensor<T> {
     let (batch, rows, heads, width) = elements.dim();
     let view = match layout {

@@ -14,14 +14,14 @@ pub(crate) const fn has_only_tiles(tiles: u64, blocks: u32) -> bool {
     tiles <= blocks as u64
 }
 
-/// Whether to launch a Hopper kernel on `blocks` blocks, each of which has an only tile if `are_only`, before the launches before it have ended, for
-/// rows of `row_bytes` bytes and outputs of `m` × `n`: [`PersistentTile::EARLY_STEPS`] and [`PersistentTile::EARLY_STEPS_OF_SEVERAL`]; or, of only
-/// tiles, any number of steps in two more cases.
+/// Whether to use programmatic dependent launch (PDL) for a Hopper kernel on `blocks` blocks, of a single wave if `are_only`,
+/// for rows of `row_bytes` bytes and outputs of `m` × `n`: [`PersistentTile::EARLY_STEPS`] and
+/// [`PersistentTile::EARLY_STEPS_OF_SEVERAL`]. Or, of a single wave, any number of steps in two more cases.
 ///
 /// If there are blocks for no more than half of the multiprocessors, the level-2 cache can serve them wherever they are. If tiles are all beside or
-/// all below each other, what several blocks read is the same for all. Then 128 × 128 in turns was 2 to 8 % sooner done with 64 blocks and with 128 on
-/// the 132 multiprocessors of an H100, in bf16 and f16, and 8 % later with 86, at 100x4096x11008: those that find no room before the others
-/// have ended lie close together.
+/// all below each other, what several blocks read is the same for all. Then 128 × 128 in ping-pong was 2 to 8 % sooner done
+/// with 64 blocks and with 128 on the 132 multiprocessors of an H100, in bf16 and f16, and 8 % later with 86, at
+/// 100x4096x11008. Those that find no room before the others have ended are close together.
 pub(crate) fn is_early<S: PersistentTile>(
     row_bytes: u64,
     [m, n]: [u32; 2],

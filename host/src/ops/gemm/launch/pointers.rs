@@ -125,10 +125,10 @@ unsafe fn launch_narrow<T: Element, O: Element, K: Kernel<Args = NarrowArgs<T, O
     unsafe { kernel.launch_early(stream, [blocks, 1, 1], (x.arg(), w.arg(), y_arg, epilogue, params)) }
 }
 
-/// The arguments of a kernel for operands that lie in any way.
+/// The arguments of a kernel for operands with any strides.
 type StridedArgs<T, O> = PointerArgs<T, O, StridedParams>;
 
-/// Launches the kernel `K`, which is for operands that lie in any way.
+/// Launches the kernel `K`, which is for operands with any strides.
 ///
 /// # Safety
 ///

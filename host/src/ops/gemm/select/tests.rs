@@ -229,8 +229,8 @@ fn tuned_problem(operation: &str, dtype: &str, shape: &str) -> Option<Problem> {
     })
 }
 
-/// All epilogues, layouts, batches and types of the bench, as `cargo xtask tune` measured them; but for FP8, whose choice has tests of its own, and TF32, some
-/// of whose kernels are younger than the table: what was measured at drawn sizes has them.
+/// All epilogues, layouts, batches and types of the bench, as `cargo xtask tune` measured them. But for FP8, whose choice has
+/// tests of its own, and TF32, some of whose kernels are younger than the table: what was measured at drawn sizes has them.
 #[test]
 fn the_choice_on_hopper_is_near_the_tuners() {
     let cases = report::cases();

@@ -125,7 +125,7 @@ variants! {
     /// 16 × 256 on Hopper by one warp, of rows that follow each other [without gaps](Access::Dense); for 16-bit types, few columns of x and
     /// at most 256 of y.
     Narrow16x256 = "narrow-16x256", Facts::narrow().halves(&[Access::Dense]);
-    /// 32 × 32 on Hopper, of operands that lie in [any way](Access::Strided); 16-bit types only.
+    /// 32 × 32 on Hopper, of operands that are in [any way](Access::Strided); 16-bit types only.
     Strided32x32 = "strided-32x32", Facts::strided().halves(&[Access::Strided]);
     /// 128 × 128; 16-bit types only.
     T128x128 = "128x128", Facts::portable::<Tile128x128>().halves(ALIGNED).wide();
@@ -193,9 +193,9 @@ pub(super) struct Facts {
 pub(super) enum Schedule {
     /// A block for each tile, or several that share it, if they can, which take steps of so many bytes of each row, on any device.
     Portable { step_bytes: u32, shares: bool },
-    /// Blocks that work through several tiles, on Hopper: those of a cluster along M and along N, those that a multiprocessor holds, bytes of each row that
-    /// a step takes, whether they can store an output row by row, whether what more than a plain epilogue reads and stores can pass through boxes, and
-    /// whether a mask is stored beside them.
+    /// Blocks that work through several tiles, on Hopper. The numbers are blocks of a cluster along M and along N, blocks that
+    /// a multiprocessor holds, and bytes of each row that a step takes. Then come whether they can store an output row by row,
+    /// whether further epilogue operands can pass by TMA, and whether a mask is stored beside them.
     Persistent {
         cluster: [u32; 2],
         resident: u32,

@@ -41,7 +41,7 @@ struct Drawn {
     adds_dx: bool,
     /// Whether dZ is wanted, and written over dY if its type allows that.
     dz: [bool; 2],
-    /// How dY, z, the residual's gradient and X lie.
+    /// How dY, z, the residual's gradient and X are.
     places: [[usize; 2]; 4],
     seed: u64,
 }

@@ -33,7 +33,7 @@ const LEADING: [Leading; 12] = [
     (&[0], &[], &[0]),
 ];
 
-/// How matrices lie in memory.
+/// The layout of matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lies {
     Dense,
@@ -85,7 +85,7 @@ fn fail(error: Error) -> TestCaseError {
     TestCaseError::fail(error.to_string())
 }
 
-/// A tensor that lies as asked for and holds these numbers in the order of its axes.
+/// A tensor with the layout that is asked for and holds these numbers in the order of its axes.
 fn placed<T: Rounding>(device: &Device, numbers: &[f32], shape: &[usize], lies: Lies) -> Result<Tensor<T>> {
     let rank = shape.len();
     let swapped = |first: usize, second: usize| {

@@ -27,6 +27,7 @@ use crate::memory::HostBytes;
 use crate::ops::{Activation, Implementation, ROW_LIMIT, SIDE_LIMIT};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 
 /// The operation's name in errors.
 const OPERATION: &str = "expert_mlp";
@@ -169,10 +170,12 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::SizeLimit`] if an operand does not fit; on the CPU
-    /// [`Error::Argument`] for an id of no expert; [`Error::UnsupportedDevice`], [`Error::SizeLimit`] and, of a format that has none such,
-    /// [`Error::Argument`] for [blocks](Self::blocks) that cannot be; whatever allocating the output, loading the kernel and launching it may return.
+    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::SizeLimit`] if an operand does not fit; on
+    /// the CPU [`Error::Argument`] for an id of no expert. [`Error::UnsupportedDevice`], [`Error::SizeLimit`] and, of a format
+    /// that has none such. [`Error::Argument`] for [blocks](Self::blocks) that cannot be. Otherwise whatever allocating the
+    /// output, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<T>> {
+        let _range = trace::operation(OPERATION);
         let checked = self.checked()?;
         let stream = self.stream();
         let mut y = Tensor::uninit_on(&stream, &checked.y_shape)?;
@@ -186,6 +189,7 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
     ///
     /// As [`run`](Self::run), and [`Error::Overlap`] if `y` shares memory with another operand.
     pub fn run_into(&self, y: &mut Tensor<T>) -> Result<()> {
+        let _range = trace::operation(OPERATION);
         let checked = self.checked()?;
         self.x.device().expect_same(OPERATION, "y", y.device())?;
         if y.shape() != checked.y_shape {

@@ -25,8 +25,9 @@ pub enum ExpertBlocks {
     /// So many blocks of eight warps, from 1 to 8, which read their shares of the experts at the same time: on GPUs of compute capability 9.0 and
     /// later, if each block's share is at most 256 hidden units.
     Cluster(u32),
-    /// None of its own: a warp has a group of tokens, and all warps go through the table from its first row to its last at the same time, so that rows
-    /// which several tokens use are read from memory once. For rows of f32, f16 and bf16, if a token has at most 2048 hidden units.
+    /// None of its own: a warp has a group of tokens. All warps go through the table from its first row to its last at the same
+    /// time. So rows which several tokens use are read from memory once. For rows of f32, f16 and bf16, if a token has at most
+    /// 2048 hidden units.
     Sorted,
 }
 
@@ -202,10 +203,11 @@ pub(super) fn choose_blocks(layout: &ExpertLayout, sizes: &Sizes, properties: &P
     ExpertBlocks::One
 }
 
-/// Blocks of clusters of `blocks` that a multiprocessor is to have at a time: as many as it holds where a token has one, or two of long rows; otherwise one. That is
-/// measured on an H100: of 64 tokens of the layer that PEER is measured by, clusters of two take 0.78 times as long as clusters of four, which are two for each
-/// multiprocessor, and 0.62 to 0.73 times for rows of 8 and 4 bits; of 128, single blocks 0.92 times as long as clusters of two for such rows, but 1.03 times
-/// for those of bf16.
+/// Blocks of clusters of `blocks` that a multiprocessor is to have at a time: as many as it holds where a token has one, or two of long rows; otherwise one. That
+/// is measured on an H100, with the layer that PEER is measured by. Of 64 tokens, clusters of two take 0.78 times as long as
+/// clusters of four, which are two for each multiprocessor. For rows of 8 and 4 bits they take 0.62 to 0.73 times as long. Of
+/// 128, single
+/// blocks 0.92 times as long as clusters of two for such rows, but 1.03 times for those of bf16.
 fn of_multiprocessor(layout: &ExpertLayout, kernel: Declaration, blocks: u32) -> u32 {
     let most = if layout.format().is_scaled() { 1 } else { 2 };
     if blocks <= most { kernel.min_blocks_per_sm } else { 1 }
@@ -216,10 +218,12 @@ const CACHE_BYTES: u64 = 32 << 20;
 
 /// Whether it pays to go through the table in its order.
 ///
-/// Where rows are read from memory anyway, that saves the reads of those that several of the tokens use which are worked at the same time: half of
-/// them or more if these tokens use, on the average, each row of the table. What it takes is paid for by a quarter of that: measured on an H100 with the layer that PEER is
-/// measured by, sorted experts take 1.06 times as long where tokens use a quarter as many experts as there are, 0.93 times where half as many,
-/// 0.77 times where as many, 0.56 times where twice as many. Experts that are used more often than others make less of a difference, but change nothing about which is faster.
+/// Where rows are read from memory anyway, that saves the reads of those that several of the tokens use which are worked at the
+/// same time. Half of them or more if these tokens use, on the average, each row of the table. What it takes is paid for by a
+/// quarter of that. On an H100, with the layer that PEER is measured by, sorted experts take 1.06 times as long where tokens
+/// use a quarter as many experts as there are. They take 0.93 times as long for half as many, 0.77 for as many, and 0.56 for
+/// twice as many. Experts that are used more often than others make less of a difference, but change nothing about which is
+/// faster.
 fn is_sorted(layout: &ExpertLayout, sizes: &Sizes, properties: &Properties) -> bool {
     let &Sizes { tokens, experts, rows } = sizes;
     let units = sizes.units(layout);

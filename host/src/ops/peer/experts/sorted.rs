@@ -175,8 +175,9 @@ impl Workspace {
 ///
 /// # Safety
 ///
-/// X and Y are valid for reads and writes of so many rows, as `params` says that they are, `ids` and `gates` for so many lists; rows are valid for reads
-/// wherever `rows` says that they are, and have the kernels' format. Nothing else uses what is written, the workspace too, nor writes what is read,
+/// X and Y are valid for reads and writes of so many rows, as `params` says that they are, `ids` and `gates` for so many lists.
+/// Rows are valid for reads wherever `rows` says that they are, and have the kernels' format. Nothing else uses what is
+/// written, the workspace too, nor writes what is read,
 /// until the stream's work is done.
 pub(super) unsafe fn run(
     stream: &Stream,

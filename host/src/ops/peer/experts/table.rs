@@ -14,6 +14,7 @@ use crate::memory::zeros;
 use crate::stream::Operand;
 use crate::tensor::host::HostView;
 use crate::tensor::{Element, Tensor};
+use crate::trace;
 use crate::weights::Weights;
 
 /// The operation's name in errors.
@@ -125,6 +126,7 @@ impl ExpertTable {
             let mut bytes = zeros(operation, range.len() * layout.row_bytes())?;
             layout.pack_rows_for(operation, ExpertVectors { u: &u, w: &w, v: &v }, &mut bytes)?;
             table.write_rows(first, &bytes)?;
+            trace::progress("packing experts", range.end, count);
         }
         Ok(table)
     }
@@ -222,8 +224,9 @@ impl ExpertTable {
     ///
     /// # Safety
     ///
-    /// Slots and rows begin at multiples of 16 bytes. Whenever an operation uses the table or a clone of it, and until its work is done, the memory is
-    /// valid for reads, the slots that are named for the experts in use hold their rows, and nothing writes these, nor the slots' numbers.
+    /// Slots and rows begin at multiples of 16 bytes. Whenever an operation uses the table or a clone of it, and until its work
+    /// is done, the memory is valid for reads. The slots that are named for the experts in use hold their rows. Nothing writes
+    /// these meanwhile, nor the slots' numbers.
     pub unsafe fn foreign(
         device: &Device,
         layout: ExpertLayout,

@@ -339,7 +339,7 @@ fn tensor<T: Element + Number>(device: &Device, seed: u64, shape: &[usize]) -> T
     placed(device, &numbers, shape, 0).expect("it fits")
 }
 
-/// Scales that lie along no sum leave products of 8-bit numbers, others do not.
+/// Scales that are along no sum leave products of 8-bit numbers, others do not.
 #[test]
 fn scales_along_the_sums_widen_operands() {
     let device: Device = "emulator:9.0".parse().expect("a device");

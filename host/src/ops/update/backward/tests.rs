@@ -44,7 +44,7 @@ struct Drawn {
     /// Whether dX, dV, dcodes, dU and dZ are wanted.
     wanted: [bool; 5],
     v_across: bool,
-    /// How X, dY, the codes, their gradients and dX lie.
+    /// How X, dY, the codes, their gradients and dX are.
     places: [[usize; 2]; 5],
     seed: u64,
 }

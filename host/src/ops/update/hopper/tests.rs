@@ -368,7 +368,7 @@ fn outputs_that_the_copy_engine_cannot_store_are_right() {
     check::<f16>(&case, Tile::FewRows16x64, Sharing::Own);
 }
 
-/// A problem whose operands all lie well.
+/// A problem whose operands are all aligned.
 fn problem(m: u32, k: u32, n: u32, rank: u32) -> Problem {
     Case::new(m as usize, k as usize, n as usize, rank as usize).problem(DType::Bf16)
 }

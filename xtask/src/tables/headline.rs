@@ -1,0 +1,220 @@
+//! A few rows of all files together, and what became of sizes drawn at random: for the README and the overview of the book.
+
+use std::fmt::Write as _;
+
+use anyhow::{Result, bail};
+
+use super::markdown::number;
+use super::results::{Entry, chosen};
+use crate::measurement::Measurement;
+use crate::spread::{LOST, spreads};
+
+/// The name that stands for all files in a table's mark.
+pub(super) const NAME: &str = "all";
+
+/// A row of the overview.
+struct Line {
+    /// The file.
+    file: &'static str,
+    operation: &'static str,
+    dtype: &'static str,
+    shape: &'static str,
+    /// The variant that the row is of.
+    variant: &'static str,
+    /// What it is, in words.
+    words: &'static str,
+    /// Whether the README shows it too.
+    in_readme: bool,
+}
+
+const fn line(
+    file: &'static str,
+    [operation, dtype, shape, variant]: [&'static str; 4],
+    words: &'static str,
+    in_readme: bool,
+) -> Line {
+    Line { file, operation, dtype, shape, variant, words, in_readme }
+}
+
+const LAYER: &str = "linear bias relu";
+const LINES: [Line; 10] = [
+    line("linear-h100", [LAYER, "bf16", "4096x4096x4096", "chosen"], "linear layer, bias and ReLU", true),
+    line("linear-h100", [LAYER, "f32", "4096x4096x4096", "chosen"], "the same at f32 accuracy", true),
+    line("linear-h100", [LAYER, "f8e4m3", "8192x4096x4096", "chosen"], "the same in FP8", true),
+    line(
+        "attention-h100",
+        ["attention causal", "bf16", "4x16x4096x128", "chosen"],
+        "causal attention (B × H × S × D)",
+        true,
+    ),
+    line(
+        "attention-h100",
+        ["attention decode", "bf16", "16x32/8x1/4096x128", "chosen"],
+        "attention, decoding one token",
+        false,
+    ),
+    line(
+        "training-h100",
+        ["linear-relu-training", "bf16", "8192x4096x4096", "chosen"],
+        "linear layer, forward and backward",
+        false,
+    ),
+    line("rows-h100", ["rms-norm", "bf16", "8192x4096", "chosen"], "RMS norm", true),
+    line(
+        "rows-h100",
+        ["cross-entropy-training", "bf16", "4096x128256", "chosen"],
+        "cross-entropy with its gradient",
+        false,
+    ),
+    line("topk-h100", ["topk", "bf16", "4096x32000 k=50", "chosen"], "top-k", false),
+    line("peer-h100", ["peer", "bf16", "T=2048", "bf16"], "PEER layer of 1 048 576 experts", true),
+];
+
+/// What stands at the part of this name, of the files that `read` gives.
+pub(super) fn text(
+    part: &str,
+    files: &[String],
+    read: impl Fn(&str) -> Result<Vec<Measurement>>,
+) -> Result<String> {
+    match part {
+        "headline" => lines(LINES.iter(), read),
+        "headline short" => lines(LINES.iter().filter(|line| line.in_readme), read),
+        "random" => random(files, read),
+        _ => bail!("`{NAME}` has no part `{part}`"),
+    }
+}
+
+/// The rows, each beside its best baseline of the same run.
+fn lines(
+    shown: impl Iterator<Item = &'static Line>,
+    read: impl Fn(&str) -> Result<Vec<Measurement>>,
+) -> Result<String> {
+    let mut text = String::from(
+        "| operation | type | size | µs | fastest baseline | its µs | baseline / ours |\n|---|---|---|---|---|---|---|\n",
+    );
+    let mut runs: Vec<(String, String)> = Vec::new();
+    for line in shown {
+        let rows = read(line.file)?;
+        let Some((ours, best)) = found(line, &rows) else {
+            bail!("docs/bench/{}.csv has no {} {} {}", line.file, line.operation, line.dtype, line.shape);
+        };
+        writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {} | {} |",
+            line.words,
+            line.dtype,
+            line.shape.replace('x', " × ").replace('/', " / "),
+            number(Some(ours.median_us), 1),
+            best.peer,
+            number(best.peer_us, 1),
+            number(best.ratio, 2),
+        )?;
+        let run = (format!("{}, driver {}", ours.gpu, ours.driver), ours.commit.clone());
+        if !runs.contains(&run) {
+            runs.push(run);
+        }
+    }
+    let machines: Vec<&str> = distinct(runs.iter().map(|(machine, _)| machine.as_str()));
+    let commits: Vec<&str> = distinct(runs.iter().map(|(_, commit)| commit.as_str()));
+    writeln!(text, "\n{}; commits {}.", machines.join(" and "), commits.join(", "))?;
+    Ok(text)
+}
+
+/// Each of them once.
+fn distinct<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut seen = Vec::new();
+    for one in all {
+        if !seen.contains(&one) {
+            seen.push(one);
+        }
+    }
+    seen
+}
+
+/// Our row for a line, and the one of its best baseline.
+fn found<'a>(line: &Line, rows: &'a [Measurement]) -> Option<(&'a Measurement, &'a Measurement)> {
+    let is_of = |row: &&Measurement| {
+        (row.operation.as_str(), row.dtype.as_str(), row.shape.as_str(), row.variant.as_str())
+            == (line.operation, line.dtype, line.shape, line.variant)
+    };
+    let of: Vec<&Measurement> = rows.iter().filter(is_of).collect();
+    if let Some(&Entry { ours, best, .. }) = chosen(&of).first() {
+        return Some((ours, best?));
+    }
+    let timed = of.iter().filter(|row| row.peer_us.is_some());
+    let best = timed.min_by(|a, b| a.peer_us.unwrap_or(0.0).total_cmp(&b.peer_us.unwrap_or(0.0)))?;
+    Some((of.first()?, best))
+}
+
+/// A row for each kind of sizes drawn at random, of all files.
+fn random(files: &[String], read: impl Fn(&str) -> Result<Vec<Measurement>>) -> Result<String> {
+    let mut text = format!(
+        "| sizes drawn at random | with a baseline | mean | 5th percentile | lowest | below {LOST} |\n|---|---|---|---|---|---|\n"
+    );
+    for name in files.iter().filter(|name| name.starts_with("random")) {
+        for spread in spreads(&read(name)?) {
+            let [mean, low, lowest] = spread.statistics();
+            // The suite of linear layers has no name but that.
+            let words = match spread.name.strip_prefix("random ") {
+                Some(of_layers) => format!("linear layer {of_layers}"),
+                None => spread.name.trim_start_matches("random-").replace("rows ", ""),
+            };
+            writeln!(
+                text,
+                "| {words} | {} | {mean:.2} | {low:.2} | {lowest:.2} | {} |",
+                spread.count(),
+                spread.lost()
+            )?;
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LINES, found, text};
+    use crate::measurement::Measurement;
+    use crate::tables::read;
+
+    fn row(peer: &str, peer_us: f64) -> Measurement {
+        let first = &LINES[0];
+        Measurement {
+            variant: "chosen".into(),
+            ..Measurement::against(first.operation, first.dtype, first.shape, [10.0, peer_us], peer)
+        }
+    }
+
+    #[test]
+    fn a_line_stands_beside_the_fastest_baseline_that_computes_the_same() {
+        let rows = [row("torch-eager", 14.0), row("cublaslt-fused", 12.0), row("cublaslt-product", 9.0)];
+        let (ours, best) = found(&LINES[0], &rows).expect("rows of this line");
+        assert_eq!((ours.median_us, best.peer.as_str()), (10.0, "cublaslt-fused"));
+        assert!(found(&LINES[1], &rows).is_none());
+    }
+
+    #[test]
+    fn the_readme_has_six_of_the_ten_rows() {
+        let rows = |part| {
+            let text = text(part, &[], read).expect("committed data");
+            text.lines().filter(|line| line.starts_with('|')).count() - 2
+        };
+        assert_eq!((rows("headline"), rows("headline short")), (10, 6));
+    }
+
+    #[test]
+    fn drawn_sizes_are_of_all_files_of_such() {
+        let files = ["linear-h100".to_owned(), "random-a".into(), "random-b".into()];
+        let drawn = |name: &str| {
+            assert!(name.starts_with("random"), "{name}");
+            Ok(vec![Measurement { suite: "random".into(), ..row("cublaslt-fused", 9.0) }])
+        };
+        let text = text("random", &files, drawn).expect("rows");
+        let line = "| linear layer bf16, K and N multiples of 8 | 1 | 0.90 | 0.90 | 0.90 | 1 |";
+        assert_eq!(text.lines().filter(|other| *other == line).count(), 2, "{text}");
+    }
+
+    #[test]
+    fn an_unknown_part_is_an_error() {
+        assert!(text("nothing", &[], |_| Ok(Vec::new())).is_err());
+    }
+}
