@@ -1,4 +1,4 @@
-//! `y = a · x + y`: any number of elements by any number of threads, which take them in turns.
+//! `y = a · x + y`: any number of elements by any number of threads, each of which takes every so many-th.
 
 use warpsmith_dsl::prelude::*;
 

@@ -18,7 +18,7 @@ use crate::{Arch, Artefact, Builder, Error, PTXAS_VARIABLE};
 /// The device library, on which every file of kernels depends.
 const DEVICE_LIBRARY: &str = "warpsmith-dsl";
 
-/// Builds files of kernels that lie in the sources of a host program.
+/// Builds files of kernels in the sources of a host program.
 ///
 /// Each file is compiled by itself: it may have submodules, and use the package's dependencies that are named by
 /// [`dependency`](Self::dependency), but no other part of the host program. Versions of dependencies are those of the
@@ -90,7 +90,7 @@ impl KernelFiles {
 struct KernelFile {
     /// Its module's name.
     name: String,
-    /// The folder that it lies in.
+    /// The folder that it is in.
     folder: PathBuf,
     archs: Vec<Arch>,
 }
@@ -246,7 +246,7 @@ fn modules(artefacts: &[Artefact]) -> String {
     format!("&[\n{}]\n", modules.collect::<String>())
 }
 
-/// The target folder that a build script's `OUT_DIR` lies in; that itself, where no folder above is known for one.
+/// The target folder that a build script's `OUT_DIR` is in; that itself, where no folder above is known for one.
 fn target_folder(out: &Path) -> PathBuf {
     let found = out.ancestors().skip(1).find(|folder| folder.join("CACHEDIR.TAG").is_file());
     found.unwrap_or(out).to_owned()

@@ -68,7 +68,7 @@ impl KernelCrate {
         Ok(read)
     }
 
-    /// Adds the sources that lie outside the package, as `[package.metadata.warpsmith.sources]` lists them: files and folders, relative to a
+    /// Adds the sources that are outside the package, as `[package.metadata.warpsmith.sources]` lists them: files and folders, relative to a
     /// folder `root`.
     fn add_sources(&mut self, sources: &Value) -> Result<(), Error> {
         let Some(root) = sources["root"].as_str().map(PathBuf::from) else { return Ok(()) };

@@ -34,7 +34,7 @@ pub(super) const OPERATION: &str = "attention";
 /// # Gradients
 ///
 /// The kernels have no backward pass yet. The gradients of q, k, v, the bias and the sinks are computed in f32 by
-/// matrix products of this crate and functions of elements of
+/// matrix products of this crate and element-wise operations of
 /// candle's. For that the scores of all rows and keys are in memory at once, `B · H · Sq · Sk` numbers, several
 /// times over. ALiBi's slopes have no gradient.
 ///
@@ -141,10 +141,11 @@ impl<'a> AttentionOp<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] unless q, k, v and the bias are of the same type, f32, f16 or bf16, the mask u8, slopes and
-    /// sinks f32; [`Error::DeviceMismatch`] if they are on different
-    /// devices; [`Error::NoGradient`] if the slopes are tracked; [`Error::Warpsmith`] if a shape does not fit or an
-    /// option is out of its range.
+    /// - [`Error::Type`] unless q, k, v and the bias are of the same type, f32, f16 or bf16, the mask u8, slopes and
+    ///   sinks f32.
+    /// - [`Error::DeviceMismatch`] if they are on different devices.
+    /// - [`Error::NoGradient`] if the slopes are tracked.
+    /// - [`Error::Warpsmith`] if a shape does not fit or an option is out of its range.
     pub fn run(&self) -> Result<Tensor> {
         if self.slopes.is_some_and(Tensor::track_op) {
             let reason = "detach the slopes";

@@ -88,9 +88,9 @@ impl ExpertMlpOp<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] if x is not f32, f16 or bf16, ids not u32 or gates not f32; [`Error::DeviceMismatch`] if an
-    /// operand or the table is on another device;
-    /// [`Error::Warpsmith`] if a shape does not fit, or, on the CPU, an id is of no expert.
+    /// - [`Error::Type`] if x is not f32, f16 or bf16, ids not u32 or gates not f32.
+    /// - [`Error::DeviceMismatch`] if an operand or the table is on another device.
+    /// - [`Error::Warpsmith`] if a shape does not fit, or, on the CPU, an id is of no expert.
     pub fn run(&self) -> Result<Tensor> {
         let operation = "expert_mlp";
         let (expected, actual) = (name(self.x.device()), &self.experts.device);

@@ -1,4 +1,4 @@
-//! Generated low-rank updates, alone and bolted onto a linear layer.
+//! Generated low-rank updates, alone and added to a linear layer.
 
 mod backward;
 
@@ -65,7 +65,7 @@ pub fn linear_with_update<'a>(
 #[derive(Clone, Copy, Debug)]
 pub struct Alone;
 
-/// Updates that are bolted onto a linear operation.
+/// Updates that are added to a linear operation.
 #[derive(Clone, Copy, Debug)]
 pub struct WithLinear;
 
@@ -79,7 +79,7 @@ pub struct UpdateOp<'a, Kind> {
     kind: std::marker::PhantomData<Kind>,
 }
 
-/// The linear operation that updates are bolted onto.
+/// The linear operation that updates are added to.
 #[derive(Clone, Copy, Debug)]
 struct Base<'a> {
     w: &'a Tensor,

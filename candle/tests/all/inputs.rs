@@ -20,7 +20,7 @@ pub(crate) fn devices() -> Vec<Device> {
     vec![Device::Cpu]
 }
 
-/// How a view lies in its memory.
+/// The layout of a view in its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum View {
     Plain,

@@ -1,4 +1,4 @@
-//! Generated low-rank updates, alone and bolted onto a linear layer.
+//! Generated low-rank updates, alone and added to a linear layer.
 
 use candle_core::{DType, Result, Tensor};
 use proptest::prelude::*;
