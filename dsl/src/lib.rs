@@ -12,7 +12,7 @@
 //! | [`math`] | the elementary functions that kernels need, with their error |
 //! | [`layout`] | pure functions: which element is where. Proven by tests on the host |
 //! | [`shared`] | shared memory, laid out at compile time |
-//! | [`slice`], [`atomic`] | global memory with bounds, elements that a thread alone has, and atomics |
+//! | [`mod@slice`], [`atomic`] | global memory with bounds, elements that a thread alone has, and atomics |
 //! | [`prelude`] | what most kernels name |
 //! | [`barrier`], [`pipeline`] | barriers that copies arrive at, and the ring of stages that they guard |
 //! | [`tile`] | tiles of global and shared memory and of registers |
