@@ -39,7 +39,7 @@ fn points(rows: &[Row], collective: Collective) -> Vec<Point> {
 fn files() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = vec![root.join("tests/data/two-h200.csv")];
-    let committed = std::fs::read_dir(root.join("../docs/bench")).into_iter().flatten().flatten();
+    let committed = std::fs::read_dir(root.join("../docs/measured")).into_iter().flatten().flatten();
     let is_ours =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("parallel"));
     files.extend(committed.map(|entry| entry.path()).filter(is_ours));
