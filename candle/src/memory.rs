@@ -206,7 +206,7 @@ impl Locked<'_> {
                 let (address, sync) = slice.device_ptr(slice.stream());
                 let address = address + (layout.start_offset() * size_of::<T>()) as u64;
                 // SAFETY: as above. candle frees the memory in the order of the stream that the view's uses are
-                // enqueued on.
+                // enqueued on, as long as one thread uses the device's default stream, which the page asks for.
                 let tensor = unsafe { Tensor::from_foreign(&place.stream, address, shape, strides, ())? };
                 Ok(View { tensor, _sync: Some(sync) })
             }
@@ -307,7 +307,7 @@ impl<T: Shared> Fresh<T> {
                 use candle_core::cuda::cudarc::driver::DevicePtrMut;
                 let (address, sync) = slice.device_ptr_mut(theirs);
                 // SAFETY: as above. candle frees the memory in the order of the stream that the view's uses are
-                // enqueued on.
+                // enqueued on, as long as one thread uses the device's default stream, which the page asks for.
                 let tensor = unsafe { Tensor::from_foreign_mut(stream, address, shape, strides, ())? };
                 Ok(View { tensor, _sync: Some(sync) })
             }

@@ -22,7 +22,8 @@ use crate::tensor::{Element, Tensor};
 
 /// How soon a stream's work begins where several streams have work that could.
 ///
-/// What runs already goes on: blocks of a stream of high priority come before those of others that have yet to begin.
+/// What runs already goes on: blocks of a stream of high priority come before those of others that have yet to begin. What an
+/// operation enqueues on a stream of its own beside this one has normal priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StreamPriority {

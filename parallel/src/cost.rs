@@ -137,6 +137,10 @@ fn straight(points: &[Point]) -> Option<(f64, f64)> {
     let determinant = ones * bytes - mixed * mixed;
     let latency = (of_one * bytes - of_byte * mixed) / determinant;
     let per_byte = (ones * of_byte - mixed * of_one) / determinant;
+    // Of sizes that are nearly equal nothing may be left of the determinant.
+    if !(latency.is_finite() && per_byte.is_finite()) {
+        return None;
+    }
     match (latency >= 0.0, per_byte >= 0.0) {
         (true, true) => Some((latency, per_byte)),
         (false, _) => Some((0.0, of_byte / bytes)),

@@ -70,6 +70,7 @@ impl KernelFiles {
         let manifest = manifest.canonicalize().map_err(Error::io("find", &manifest))?;
         let files = self.files.iter().map(|(path, archs)| KernelFile::find(&folder, path, archs));
         let files: Vec<KernelFile> = files.collect::<Result<_, _>>()?;
+        expect_different_names(&files)?;
         let intermediate = target_folder(&out).join("warpsmith-builder");
         let workspace = DeviceWorkspace::of(&manifest, intermediate.clone());
         workspace.write(&manifest, &files, &self.dependencies)?;
@@ -77,13 +78,34 @@ impl KernelFiles {
             let member = workspace.folder.join(&file.name);
             let artefacts = Builder::new(&member).out_dir(&out).target_dir(&intermediate).build()?;
             write_if_changed(&out.join(format!("{}.modules.rs", file.name)), &modules(&artefacts))?;
-            let sources = file.sources().into_iter().chain(KernelCrate::read(&member)?.source_folders());
+            // Versions and features of dependencies are in the manifests and in the lock file.
+            let folders = KernelCrate::read(&member)?.source_folders();
+            let manifests: Vec<PathBuf> =
+                folders.iter().map(|folder| folder.with_file_name("Cargo.toml")).collect();
+            let locks =
+                folder.ancestors().map(|folder| folder.join("Cargo.lock")).find(|lock| lock.is_file());
+            let all = file.sources().into_iter().chain(folders).chain(manifests).chain(locks);
+            let sources = all.chain([manifest.clone()]);
             for path in sources.filter(|path| !path.starts_with(&workspace.folder)) {
                 println!("cargo::rerun-if-changed={}", path.display());
             }
         }
         Ok(())
     }
+}
+
+/// Each file is a module of its own name.
+fn expect_different_names(files: &[KernelFile]) -> Result<(), Error> {
+    for (index, second) in files.iter().enumerate() {
+        if let Some(first) = files[..index].iter().find(|first| first.name == second.name) {
+            let path =
+                |file: &KernelFile| file.folder.join(format!("{}.rs", file.name)).display().to_string();
+            let (first, second) = (path(first), path(second));
+            let reason = format!("`{second}` has the name of `{first}`: expected files of different names");
+            return Err(Error::BuildScript { reason });
+        }
+    }
+    Ok(())
 }
 
 /// A file of kernels.

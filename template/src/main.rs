@@ -15,6 +15,7 @@ fn saxpy(device: &Device, a: f32, x: &[f32], y: &[f32]) -> warpsmith::Result<Vec
 }
 
 fn main() -> warpsmith::Result<()> {
+    // A program that must not run elsewhere names its device: `Device::cuda(0)?`.
     let device = Device::cuda(0).unwrap_or_else(|_| Device::emulator());
     println!("{:?} on {}", saxpy(&device, 2.0, &[1.0, 2.0, 3.0], &[10.0, 20.0, 30.0])?, device.name());
     Ok(())

@@ -34,6 +34,10 @@ fn regressions() -> Vec<AttentionCase> {
     vec![
         AttentionCase::new(DType::F32, [0, 0, 0], [1, 1], 8),
         AttentionCase::new(DType::Bf16, [2, 3, 0], [2, 2], 8),
+        // The rows of one key are nowhere else, whatever its columns.
+        AttentionCase::new(DType::F16, [1, 1, 1], [1, 1], 20),
+        AttentionCase::new(DType::F16, [2, 5, 1], [1, 1], 100),
+        packed(&[[3, 1]], [1, 1], 20),
         AttentionCase { window: causal, ..packed(&[[76, 1], [34, 1], [146, 1]], [1, 1], 32) },
         AttentionCase {
             window: causal,

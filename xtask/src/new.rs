@@ -54,6 +54,8 @@ pub(crate) fn make(name: &str, folder: &Path, checkout: Option<&Path>, template:
         let mut text = text.replace("{{project-name}}", name);
         if let (Some(checkout), "Cargo.toml") = (checkout, file) {
             text = with_paths(&text, checkout)?;
+            // Also within a folder that is a workspace, as this checkout is.
+            text.push_str("\n[workspace]\n");
         }
         let to = folder.join(file);
         std::fs::create_dir_all(to.parent().unwrap_or(folder))?;
@@ -113,6 +115,7 @@ mod tests {
             let path = workspace_root().join(folder);
             assert!(manifest.contains(&format!("{name} = {{ path = {path:?}")), "{manifest}");
         }
+        assert!(manifest.ends_with("\n[workspace]\n"));
         assert!(!manifest.contains("{ version") && package.join("Cargo.lock").is_file());
     }
 

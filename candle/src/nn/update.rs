@@ -4,6 +4,7 @@ use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
 
 use super::{Linear, linear_b};
+use crate::Activation;
 
 /// A linear layer with a generated low-rank update: `y = x Wᵀ + ((x V) ⊙ codes) U · scaling + bias`, whose codes
 /// come with each call.
@@ -19,7 +20,7 @@ impl GeneratedUpdate {
     /// The layer `base` with the update's v `[in, R]` and u `[R, out]`. An activation of the layer is left out.
     #[must_use]
     pub fn new(base: Linear, v: Tensor, u: Tensor, scaling: f32) -> Self {
-        Self { base, v, u, scaling }
+        Self { base: base.with_activation(Activation::None), v, u, scaling }
     }
 
     /// The layer without its update.

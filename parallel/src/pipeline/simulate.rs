@@ -105,10 +105,18 @@ pub fn simulate(actions: &[Vec<Action>], chunks: usize, costs: Costs) -> Result<
                 };
                 let here = start.max(times[stage]).saturating_add(cost);
                 times[stage] = here;
-                let link = &mut links[stage][usize::from(kind != Kind::Forward)];
-                let there =
-                    if kind == Kind::Weight { here } else { here.max(*link).saturating_add(costs.send) };
-                *link = there.max(*link);
+                // The last layer's results and the gradient of the first one's input go nowhere.
+                let sends = match kind {
+                    Kind::Forward => layer.saturating_add(1) < layers,
+                    Kind::Input => layer > 0,
+                    Kind::Weight => false,
+                };
+                let mut there = here;
+                if sends {
+                    let link = &mut links[stage][usize::from(kind != Kind::Forward)];
+                    there = here.max(*link).saturating_add(costs.send);
+                    *link = there;
+                }
                 ends.insert((kind, place.microbatch, layer), End { here, there });
                 work[stage] = work[stage].saturating_add(cost);
                 now_kept[stage] = now_kept[stage].saturating_add_signed(more);

@@ -20,9 +20,8 @@ use crate::tensor::{Element, Tensor};
 /// Multiprocessors for each tile of a sequence from which on its keys are dealt to several blocks, and keys for each row.
 const IDLE: usize = 8;
 const MANY_KEYS: usize = 64;
-/// The least keys of a part, and where parts of a sequence would leave half of the multiprocessors idle.
+/// The least keys of a part.
 const PART: u32 = 256;
-const SHORT_PART: u32 = 128;
 
 /// A kernel and its grid.
 pub(super) struct Plan<T: Element> {
@@ -81,13 +80,9 @@ impl<T: AttentionInput> Plan<T> {
         // Each packed sequence may begin a tile of its own.
         let tiles = if problem.is_packed { rows / of_tile + problem.batch } else { rows.div_ceil(of_tile) };
         let most = if splits { Parts::MOST as usize } else { 1 };
-        let parts_of = |keys: u32| problem.keys.div_ceil(keys as usize).clamp(1, most);
-        // Of one sequence: what others are beside it makes no difference.
-        let of_sequence = parts_of(PART).saturating_mul(tiles).saturating_mul(problem.heads / pack);
-        let is_idle =
-            of_sequence.saturating_mul(2) <= checked.stream.device().properties().multiprocessors as usize;
-        let keys = if is_idle { SHORT_PART } else { PART }.next_multiple_of(instance.keys);
-        let parts = parts_of(keys);
+        // Whatever the device and the axis: a sequence's bits do not depend on the longest one beside it.
+        let keys = PART.next_multiple_of(instance.keys);
+        let parts = problem.keys.div_ceil(keys as usize).clamp(1, most);
         let heads = problem.all_heads() / pack;
         let all = (tiles as u64).checked_mul(heads as u64)?.checked_mul(parts as u64)?;
         // A grid has less than 2³¹ blocks, and rows of heads that alternate are counted in 32 bits.
@@ -217,5 +212,8 @@ impl<T: AttentionInput> Plan<T> {
 /// A tensor as kernels take it.
 fn strided<E: Element>(x: &Tensor<E>) -> Strided {
     let [sequence, row, head] = leading_strides(x);
+    // The stride of one row may be no multiple of 16 bytes, and kernels find the places of rows that are not there by it.
+    let is_one = x.shape().iter().rev().nth(2) == Some(&1);
+    let row = if is_one { 0 } else { row };
     Strided { base: GlobalMut::new(x.arg().address()), sequence, row, head }
 }

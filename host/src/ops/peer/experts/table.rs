@@ -172,6 +172,8 @@ impl ExpertTable {
     /// A table of which this device has a part: expert `i` has row `slot_of[i]` of `rows`. The last row there is zeros, and stands for the experts that other
     /// devices have: those add nothing to an output, as long as a token's numbers and gates are finite. So the outputs of all parts add up to those of the table.
     ///
+    /// The memory is that of `rows`, whose last row has to stay zeros as long as the part is used.
+    ///
     /// ```
     /// use warpsmith::ops::peer::{ExpertFormat, ExpertTable, Routing};
     /// use warpsmith::ops::{self, Activation};
@@ -225,7 +227,7 @@ impl ExpertTable {
     /// # Safety
     ///
     /// Slots and rows begin at multiples of 16 bytes. Whenever an operation uses the table or a clone of it, and until its work
-    /// is done, the memory is valid for reads. The slots that are named for the experts in use hold their rows. Nothing writes
+    /// is done, the memory is valid for reads; no address is null. The slots that are named for the experts in use hold their rows. Nothing writes
     /// these meanwhile, nor the slots' numbers.
     pub unsafe fn foreign(
         device: &Device,
