@@ -162,6 +162,8 @@ impl Access for Words {
     }
 }
 
+/// Words of different rows that a thread copies at most without looking whether there are more.
+const WORDS_AT_ONCE: u32 = 4;
 /// The logarithm of the bytes of a chunk.
 const CHUNK_LOG2: u32 = CHUNK_BYTES.ilog2();
 
@@ -201,6 +203,8 @@ pub struct TileLoader<T, A, S> {
     to: u32,
     /// Rows of the operand from this thread's first row on; 0 if that row lies outside.
     rows_left: u32,
+    /// Bytes of a row.
+    row_bytes: u32,
     /// Bytes of a row from this thread's word of the first tile on; negative if the word lies outside.
     bytes_left: i32,
     /// The logarithm of a word's bytes.
@@ -216,11 +220,14 @@ impl<T: Stored, A: Access, S: CopyShape> TileLoader<T, A, S> {
         let word_log2 = A::word_log2(&operand);
         let (row, byte) = Self::place(thread::thread_idx_x(), word_log2);
         let row_bytes = operand.stride * T::BYTES as u64;
+        let rows = operand.rows - first_row;
+        let last = rows - 1;
         Self {
-            from: operand.base.address() + (first_row + row) as u64 * row_bytes + byte as u64,
+            from: operand.base.address() + (first_row + row.min(last)) as u64 * row_bytes + byte as u64,
             pass_stride: Self::rows_of_pass(word_log2) as u64 * row_bytes,
             to: Swizzle::for_row(S::ROW_BYTES).apply(row * S::ROW_BYTES + byte),
-            rows_left: (operand.rows - first_row).saturating_sub(row),
+            rows_left: rows.saturating_sub(row),
+            row_bytes: operand.k * T::BYTES,
             bytes_left: (operand.k * T::BYTES) as i32 - byte as i32,
             word_log2,
             kind: PhantomData,
@@ -244,7 +251,7 @@ impl<T: Stored, A: Access, S: CopyShape> TileLoader<T, A, S> {
     /// # Safety
     ///
     /// All threads of the block call it; `to` is a multiple of 1024 with room for the tile, which no thread touches until
-    /// the copies have completed; the operand is valid for reads and aligned as `A` asks; `step` · `ROW_BYTES` < 2³¹.
+    /// the copies have completed; the operand is valid for reads and aligned as `A` asks; `(`step` + 1) · `ROW_BYTES` < 2³².
     #[inline(always)]
     pub unsafe fn load(&self, to: SharedAddress, step: u32) {
         let left = self.bytes_left - (step * S::ROW_BYTES) as i32;
@@ -255,7 +262,8 @@ impl<T: Stored, A: Access, S: CopyShape> TileLoader<T, A, S> {
             if A::IS_ALIGNED {
                 self.load_chunks(to, from, bytes);
             } else {
-                self.load_words(to, from, bytes);
+                let is_whole = (step + 1) * S::ROW_BYTES <= self.row_bytes;
+                self.load_words(to, from, bytes, is_whole);
             }
         }
     }
@@ -277,14 +285,80 @@ impl<T: Stored, A: Access, S: CopyShape> TileLoader<T, A, S> {
         }
     }
 
-    /// Copies words, of each `bytes` bytes, the first of which comes from `from`.
+    /// Copies words, of each `bytes` bytes, the first of which comes from `from`. `is_whole` says that all of the tile's columns lie within
+    /// the operand; it is the same for all threads.
     ///
     /// # Safety
     ///
     /// As [`load`](Self::load).
     #[inline(always)]
-    unsafe fn load_words(&self, to: SharedAddress, mut from: u64, bytes: u32) {
+    unsafe fn load_words(&self, to: SharedAddress, from: u64, bytes: u32, is_whole: bool) {
+        // SAFETY: the caller's promise; words are as long as the operand's alignment allows.
+        unsafe {
+            match self.word_log2 {
+                CHUNK_LOG2 => self.load_chunks(to, from, bytes),
+                3 if is_whole => self.load_whole_words::<3>(to, from),
+                _ if is_whole => self.load_whole_words::<2>(to, from),
+                _ => self.load_last_words(to, from, bytes),
+            }
+        }
+    }
+
+    /// Copies words of 2<sup>`LOG2`</sup> bytes, of which none lies beyond the operand's columns. Rows beyond it are its last row once more: what comes of
+    /// them, nobody stores. Zeros would take more instructions than the words.
+    ///
+    /// # Safety
+    ///
+    /// As [`load`](Self::load), for such a tile of an operand that has rows; `LOG2` is the logarithm of a word's bytes.
+    #[inline(always)]
+    unsafe fn load_whole_words<const LOG2: u32>(&self, to: SharedAddress, mut from: u64) {
+        let rows_of_pass = const { Self::rows_of_pass(LOG2) };
+        // How many words a thread copies without looking whether there are more.
+        let at_once = const {
+            assert!(
+                (2 * S::THREADS << LOG2).is_multiple_of(1024),
+                "the swizzle repeats with every second pass"
+            );
+            let passes = S::ROWS / Self::rows_of_pass(LOG2);
+            let at_once = if passes < WORDS_AT_ONCE { passes } else { WORDS_AT_ONCE };
+            assert!(at_once > 0 && passes.is_multiple_of(at_once), "the passes cover the tile exactly");
+            at_once
+        };
+        let pass_bytes = rows_of_pass * S::ROW_BYTES;
         // Opaque: worked out here, it takes no register while the products run.
+        let (row, byte) = Self::place(ptx::opaque(thread::thread_idx_x()), LOG2);
+        let at =
+            |pass| Swizzle::for_row(S::ROW_BYTES).apply((row + pass * rows_of_pass) * S::ROW_BYTES + byte);
+        let (even, odd) = (to.get() + at(0), to.get() + at(1) - pass_bytes);
+        let (mut first, mut begin) = (0, 0);
+        // Not unrolled: the copies' code is larger than the loop's overhead.
+        let rows = ptx::opaque(S::ROWS);
+        while first < rows {
+            ptx::keep_loop();
+            for pass in 0..at_once {
+                let to = if pass % 2 == 0 { even } else { odd } + begin + pass * pass_bytes;
+                // SAFETY: a word is aligned in both places, and lies within the operand; the rest is the caller's promise.
+                unsafe {
+                    match LOG2 {
+                        3 => ptx::cp_async_ca_whole_8(to, from),
+                        _ => ptx::cp_async_ca_whole_4(to, from),
+                    }
+                }
+                let next = first + (pass + 1) * rows_of_pass;
+                from += if next < self.rows_left { self.pass_stride } else { 0 };
+            }
+            first += at_once * rows_of_pass;
+            begin += at_once * pass_bytes;
+        }
+    }
+
+    /// Copies words, of each `bytes` bytes, the first of which comes from `from`; what lies outside the operand are zeros.
+    ///
+    /// # Safety
+    ///
+    /// As [`load`](Self::load).
+    #[inline(always)]
+    unsafe fn load_last_words(&self, to: SharedAddress, mut from: u64, bytes: u32) {
         let (first, byte) = Self::place(ptx::opaque(thread::thread_idx_x()), self.word_log2);
         let rows_of_pass = Self::rows_of_pass(self.word_log2);
         let mut row = 0;
@@ -296,7 +370,6 @@ impl<T: Stored, A: Access, S: CopyShape> TileLoader<T, A, S> {
             // caller's promise.
             unsafe {
                 match self.word_log2 {
-                    CHUNK_LOG2 => ptx::cp_async_cg_16(to, from, bytes),
                     3 => ptx::cp_async_ca_8(to, from, bytes),
                     _ => ptx::cp_async_ca_4(to, from, bytes),
                 }

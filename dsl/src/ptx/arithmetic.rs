@@ -196,6 +196,13 @@ pub fn opaque(value: u32) -> u32 {
     result
 }
 
+/// Has the assembler keep the loop of which a round begins here, rather than unroll it.
+#[inline(always)]
+pub fn keep_loop() {
+    // SAFETY: a directive, which computes nothing.
+    unsafe { instruction!(".pragma \"nounroll\";", options(nostack)) }
+}
+
 /// As [`opaque`], of 64 bits.
 #[inline(always)]
 #[must_use]

@@ -20,7 +20,7 @@ pub unsafe fn cp_async_cg_16(destination: u32, source: u64, source_bytes: u32) {
 }
 
 macro_rules! copy_through_l1 {
-    ($name:ident, $bytes:literal) => {
+    ($name:ident, $whole:ident, $bytes:literal) => {
         #[doc = concat!("`cp.async.ca.shared.global [destination], [source], ", $bytes, ", source_bytes`: copies ", $bytes, " bytes, of which the first")]
         /// `source_bytes` come from `source` and the rest are zeros.
         ///
@@ -37,10 +37,26 @@ macro_rules! copy_through_l1 {
                 )
             }
         }
+
+        #[doc = concat!("`cp.async.ca.shared.global [destination], [source], ", $bytes, "`: copies ", $bytes, " bytes.")]
+        ///
+        /// # Safety
+        ///
+        #[doc = concat!("As [`cp_async_cg_16`], with addresses that are multiples of ", $bytes, ", for all of these bytes.")]
+        #[inline(always)]
+        pub unsafe fn $whole(destination: u32, source: u64) {
+            // SAFETY: the caller's promise is the instruction's.
+            unsafe {
+                instruction!(
+                    concat!("cp.async.ca.shared.global [{0}], [{1}], ", $bytes, ";"),
+                    in(reg32) destination, in(reg64) source, options(nostack)
+                )
+            }
+        }
     };
 }
-copy_through_l1!(cp_async_ca_4, "4");
-copy_through_l1!(cp_async_ca_8, "8");
+copy_through_l1!(cp_async_ca_4, cp_async_ca_whole_4, "4");
+copy_through_l1!(cp_async_ca_8, cp_async_ca_whole_8, "8");
 
 /// `cp.async.commit_group`: closes the group of the copies that this thread has issued since the last one.
 #[inline(always)]

@@ -44,7 +44,7 @@ impl Cost {
             (Tile::HopperSplit128x128, _) => (32_400, 32_400, 36_300, 177, 1),
             (Tile::HopperSplit64x128, _) => (24_300, 17_800, 19_500, 235, 2),
             (Tile::HopperSplit64x64, _) => (15_300, 10_300, 12_300, 202, 2),
-            (Tile::Strided32x32, _) => (6_500, 5_500, 5_500, 30, 2),
+            (Tile::Strided32x32, _) => (11_000, 5_800, 5_800, 30, 2),
             (Tile::T128x128, _) => (14_274, 8_057, 10_614, 359, 2),
             (Tile::T128x64, DType::F32) => (37_000, 31_000, 31_100, 100, 2),
             (Tile::T128x64, _) => (12_373, 5_001, 7_340, 234, 3),
@@ -523,15 +523,6 @@ fn stored_bytes(problem: &Problem) -> u128 {
     elements * problem.output.size() as u128 * 4 / 5
 }
 
-/// Half the times that a column takes as long where it is read in words as in chunks: for f32, an estimate from the instructions of a slot.
-const WORDS_OF_F32: u128 = 3;
-/// The same where each word is one number: of 16 × 64, from what 2x2997x6606, 60x4641x2857 and 57x11999x2129 took on an H100 in f32 and TF32.
-const SINGLES_OF_F32: u128 = 9;
-/// The same of 16-bit types, whose products take less time.
-const WORDS_OF_HALVES: u128 = 4;
-/// The same of tiles of 64 × 64, such that the order of what was measured with 1000 to 100 000 rows of 100 elements is right.
-const WORDS_OF_LARGE_HALVES: u128 = 5;
-
 /// What half a tile takes of the time of a whole one, in thousandths. It has half the products, for which its block reads three
 /// quarters of the bytes. Measured of 16-bit types where the copy engine stores y, and taken to be the same where it does not.
 const HALF: u128 = 620;
@@ -573,14 +564,19 @@ pub(super) fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u12
     Cost::of(tile, problem.input).map_or(u128::MAX, |cost| cost.picoseconds(tile, problem, limits))
 }
 
-/// Half the times that a column takes as long as one that is read in chunks.
+/// Half the times that a column takes as long as one that is read in chunks. What ten sizes in f32, TF32 and bf16 took on an H200 gives these; copying words takes
+/// most of the time then, so that they are larger where the products take less.
 fn slowness(tile: Tile, problem: &Problem) -> u128 {
+    // Rows of an odd K start at multiples of 4 bytes, and of nothing larger.
+    let has_singles = problem.k % 2 == 1;
     match (problem.access, problem.input, tile) {
         (Access::Aligned | Access::Across | Access::WAcross | Access::Dense | Access::Strided, ..) => 2,
-        // Rows of an odd K start at multiples of 4 bytes, and of nothing larger.
-        (Access::Words, DType::F32, _) if problem.k % 2 == 1 => SINGLES_OF_F32,
-        (Access::Words, DType::F32, _) => WORDS_OF_F32,
-        (Access::Words, _, Tile::T64x64) => WORDS_OF_LARGE_HALVES,
-        (Access::Words, ..) => WORDS_OF_HALVES,
+        (Access::Words, DType::F32, Tile::Tf32T64x64) if has_singles => 7,
+        (Access::Words, DType::F32, Tile::Tf32T64x64) => 5,
+        (Access::Words, DType::F32, Tile::Tf32T16x64) if has_singles => 5,
+        (Access::Words, DType::F32, Tile::Tf32T16x64) => 4,
+        (Access::Words, DType::F32, _) if has_singles => 4,
+        (Access::Words, DType::F32, _) => 3,
+        (Access::Words, ..) => 4,
     }
 }
