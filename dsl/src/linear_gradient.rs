@@ -231,7 +231,7 @@ pub unsafe fn linear_gradients<T: RowElement, const PER: usize, const WORDS: usi
                     for j in 0..PER {
                         values[j] *= scale * column_scales[j];
                     }
-                    mine.store_any(&p.dz, at, chunk, values);
+                    mine.store(&p.dz, at, chunk, values);
                 }
             }
         }

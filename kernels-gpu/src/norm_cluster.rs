@@ -15,11 +15,11 @@ use warpsmith_dsl::rows::{RowElement, THREADS};
 #[kernel(
     family = norm_cluster,
     block = [THREADS, 1, 1],
-    min_blocks = if VECTOR { 2 } else { 3 },
+    min_blocks = if VECTOR && PER == 8 { 4 } else { 3 },
     shared = NORM_SHARED_BYTES,
     instances = [
-        norm_cluster_f16 = <F16, 8, 4, true>,
-        norm_cluster_bf16 = <Bf16, 8, 4, true>,
+        norm_cluster_f16 = <F16, 8, 2, true>,
+        norm_cluster_bf16 = <Bf16, 8, 2, true>,
         norm_cluster_f32 = <f32, 4, 4, true>,
         norm_cluster_any_f16 = <F16, 4, 2, false>,
         norm_cluster_any_bf16 = <Bf16, 4, 2, false>,

@@ -123,7 +123,7 @@ pub unsafe fn add_rows<T: RowElement, const PER: usize, const CHUNKS: usize, con
                     at += LOADED as u32;
                 }
                 for c in 0..CHUNKS {
-                    mine.store_any(&p.to, row, first + c as u32, sums[c]);
+                    mine.store(&p.to, row, first + c as u32, sums[c]);
                 }
                 first += thread::grid_dim_x() * CHUNKS as u32;
             }

@@ -4,7 +4,7 @@
 #![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
 
 use crate::launch::{Global, GlobalMut, KernelParam};
-use crate::rows::{AnyRows, Columns, RowElement, SHARED_BYTES, Staged, Team, each_chunk, hidden};
+use crate::rows::{AnyRows, Columns, RowElement, SHARED_BYTES, Staged, Team, each_chunk};
 use crate::shared::SharedAddress;
 use crate::{math, ptx, thread};
 
@@ -61,7 +61,7 @@ impl<T> Copy for NormParams<T> {}
 unsafe impl<T: 'static> KernelParam for NormParams<T> {}
 
 /// Bytes of the weights and of the biases of a block's columns.
-const VECTOR_BYTES: u32 = Staged::bytes(32);
+const VECTOR_BYTES: u32 = Staged::bytes(16);
 /// Shared memory of a block, in bytes.
 pub const NORM_SHARED_BYTES: u32 = SHARED_BYTES + 2 * VECTOR_BYTES;
 
@@ -71,7 +71,7 @@ pub const NORM_SHARED_BYTES: u32 = SHARED_BYTES + 2 * VECTOR_BYTES;
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`. What is written overlaps nothing else, but the sum may be x or the residual, and y what
 /// else is of its type, each if their rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS); all threads of a row have all
-/// of its chunks in `p.rounds` rounds; `PER · CHUNKS` is at most 32.
+/// of its chunks in `p.rounds` rounds; `PER · CHUNKS` is at most 16.
 #[inline(always)]
 pub unsafe fn norm_rows<
     T: RowElement,
@@ -197,17 +197,18 @@ unsafe fn rows_at_once<
             }
             // Two chains: each addition waits for the one before.
             let mut totals = [0.0; 2];
+            let mut values = [[0.0; PER]; CHUNKS];
             each_chunk!(c of CHUNKS => {
                 if mine.reaches(c as u32) {
                     // Where there is no column, there is a zero.
-                    let values: [f32; PER] = T::unpack(words[c]);
+                    values[c] = T::unpack(words[c]);
                     if is_centered {
                         for j in 0..PER {
-                            totals[j % 2] += values[j];
+                            totals[j % 2] += values[c][j];
                         }
                     } else {
                         for j in 0..PER {
-                            totals[j % 2] = ptx::fma(values[j], values[j], totals[j % 2]);
+                            totals[j % 2] = ptx::fma(values[c][j], values[c][j], totals[j % 2]);
                         }
                     }
                 }
@@ -215,21 +216,20 @@ unsafe fn rows_at_once<
             let total = totals[0] + totals[1];
             let statistics = if is_centered {
                 let differences = |mean: f32| {
-                    let mut sums = [0.0; 2];
+                    let mut sums = [[0.0; 2]; 2];
                     each_chunk!(c of CHUNKS => {
                         let chunk = c as u32;
                         if mine.reaches(chunk) {
-                            let values: [f32; PER] = T::unpack(hidden(words[c]));
                             let mean = mine.where_chunk(chunk, mean);
                             for j in 0..PER {
                                 let is_there = VECTOR || mine.has(chunk, j);
-                                let difference = if is_there { values[j] - mean } else { 0.0 };
-                                sums[0] += difference;
-                                sums[1] = ptx::fma(difference, difference, sums[1]);
+                                let difference = if is_there { values[c][j] - mean } else { 0.0 };
+                                sums[0][j % 2] += difference;
+                                sums[1][j % 2] = ptx::fma(difference, difference, sums[1][j % 2]);
                             }
                         }
                     });
-                    sums
+                    sums.map(|[even, odd]| even + odd)
                 };
                 let (mean, sums) = team.moments(total, differences, p.inverse, count);
                 Statistics::of_differences(p, mean, sums)
@@ -245,16 +245,24 @@ unsafe fn rows_at_once<
                 each_chunk!(c of CHUNKS => {
                     let chunk = c as u32;
                     if mine.reaches(chunk) {
-                        let mut values: [f32; PER] = T::unpack(hidden(words[c]));
-                        let weight: [f32; PER] = weight.chunk(chunk);
+                        let mut values = values[c];
+                        let mut factors: [f32; PER] = weight.chunk(chunk);
                         for j in 0..PER {
-                            let factor = statistics.deviation * weight[j];
-                            values[j] = (values[j] - statistics.mean - statistics.rest) * factor;
+                            factors[j] *= statistics.deviation;
+                        }
+                        if is_centered {
+                            for j in 0..PER {
+                                values[j] = values[j] - statistics.mean - statistics.rest;
+                            }
                         }
                         if has_bias {
                             let bias: [f32; PER] = bias.chunk(chunk);
                             for j in 0..PER {
-                                values[j] += bias[j];
+                                values[j] = ptx::fma(values[j], factors[j], bias[j]);
+                            }
+                        } else {
+                            for j in 0..PER {
+                                values[j] *= factors[j];
                             }
                         }
                         mine.store_as(p.y.kind, to, chunk, values);

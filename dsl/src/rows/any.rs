@@ -5,7 +5,7 @@
 
 use crate::float::{Bf16, F16, HalfElement};
 use crate::ptx;
-use crate::rows::{AnyRows, Columns, Kind, RowElement};
+use crate::rows::{AnyRows, Columns, Kind};
 
 impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
     /// The chunks from `first` on of row `row` of an operand, for [`unpack_any`]: zeros where there is no column.
@@ -65,41 +65,6 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
             }
         }
         chunks
-    }
-
-    /// Rounds numbers to the type of an operand, and stores them as a chunk of its row `row`, 16 bytes at a time where there are as many.
-    ///
-    /// # Safety
-    ///
-    /// As [`store_words`](Self::store_words).
-    #[inline(always)]
-    pub unsafe fn store_any(&self, to: &AnyRows, row: u32, chunk: u32, values: [f32; PER]) {
-        let at = to.row(row);
-        // SAFETY: the caller's promise.
-        unsafe {
-            if to.kind == Kind::F32 {
-                self.store_rounded::<f32>(at, chunk, values);
-            } else if to.kind == Kind::F16 {
-                self.store_half::<F16>(at, chunk, values);
-            } else {
-                self.store_half::<Bf16>(at, chunk, values);
-            }
-        }
-    }
-
-    /// # Safety
-    ///
-    /// As [`store_words`](Self::store_words).
-    #[inline(always)]
-    unsafe fn store_half<H: RowElement>(&self, row: u64, chunk: u32, values: [f32; PER]) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if VECTOR && PER == 8 {
-                self.store_words::<H>(row, chunk, H::pack(values));
-            } else {
-                self.store_rounded::<H>(row, chunk, values);
-            }
-        }
     }
 }
 

@@ -277,9 +277,26 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
             if kind == Kind::F32 {
                 self.store_rounded::<f32>(at, chunk, values);
             } else if kind == Kind::F16 {
-                self.store_rounded::<F16>(at, chunk, values);
+                self.store_half::<F16>(at, chunk, values);
             } else {
-                self.store_rounded::<Bf16>(at, chunk, values);
+                self.store_half::<Bf16>(at, chunk, values);
+            }
+        }
+    }
+
+    /// As [`store_rounded`](Self::store_rounded), 16 bytes at a time where there are as many: two stores of eight bytes would each write half of every sector.
+    ///
+    /// # Safety
+    ///
+    /// As [`store_words`](Self::store_words).
+    #[inline(always)]
+    unsafe fn store_half<H: RowElement>(&self, row: u64, chunk: u32, values: [f32; PER]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if VECTOR && PER == 8 {
+                self.store_words::<H>(row, chunk, H::pack(values));
+            } else {
+                self.store_rounded::<H>(row, chunk, values);
             }
         }
     }

@@ -367,13 +367,32 @@ fn first<const N: usize>(slot: [f32; MOST]) -> [f32; N] {
 /// All lanes of the warp call it.
 #[inline(always)]
 unsafe fn over_lanes<const N: usize>(values: &mut [f32; N], lanes: u32, f: impl Fn(f32, f32) -> f32) {
+    if lanes == warp::SIZE {
+        // As most often: without a loop, whose instructions are more than the sums'.
+        for step in 0..warp::SIZE.ilog2() {
+            // SAFETY: the caller's promise.
+            unsafe { over_pairs(values, 1 << step, &f) };
+        }
+        return;
+    }
     let mut mask = 1;
     while mask < lanes {
-        for i in 0..N {
-            // SAFETY: the caller's promise.
-            let other = f32::from_bits(unsafe { ptx::shfl_sync_bfly(values[i].to_bits(), mask) });
-            values[i] = f(values[i], other);
-        }
+        // SAFETY: the caller's promise.
+        unsafe { over_pairs(values, mask, &f) };
         mask *= 2;
+    }
+}
+
+/// What `f` makes of the numbers of each two lanes whose places differ by `mask`.
+///
+/// # Safety
+///
+/// All lanes of the warp call it.
+#[inline(always)]
+unsafe fn over_pairs<const N: usize>(values: &mut [f32; N], mask: u32, f: &impl Fn(f32, f32) -> f32) {
+    for i in 0..N {
+        // SAFETY: the caller's promise.
+        let other = f32::from_bits(unsafe { ptx::shfl_sync_bfly(values[i].to_bits(), mask) });
+        values[i] = f(values[i], other);
     }
 }

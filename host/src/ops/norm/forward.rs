@@ -18,8 +18,8 @@ use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 use crate::trace;
 
-/// Chunks that a thread of a kernel has.
-const CHUNKS: u32 = 4;
+/// Elements that a thread of a kernel has.
+const ELEMENTS: u32 = 16;
 /// Rows of a team that are worth the reading of weight and bias for them.
 const LEAST_ROWS: u32 = 4;
 /// What rows are normed with.
@@ -231,7 +231,7 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
 
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let properties = self.x.device().properties();
-        let shares = Shares::of::<T>(sizes.columns, rows, CHUNKS);
+        let shares = Shares::of::<T>(sizes.columns, rows, ELEMENTS / Shares::vector::<T>());
         let kernel = if shares.vector { T::Norm::DECLARATION } else { T::NormAny::DECLARATION };
         let resident = properties.multiprocessors * kernel.min_blocks_per_sm;
         let plan = |most| Plan::new(sizes, shares, properties.max_cluster, most);

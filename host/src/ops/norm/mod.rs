@@ -40,16 +40,16 @@ pub trait NormElement: rows::RowElement {
 }
 
 macro_rules! norm_elements {
-    ($($element:ty, $device:ty, $chunk:literal, $gradient_chunks:literal;)*) => {
+    ($($element:ty, $device:ty, $chunk:literal, $chunks:literal;)*) => {
         $(
             impl NormElement for $element {
-                type Norm = norm<$device, $chunk, 4, true>;
+                type Norm = norm<$device, $chunk, $chunks, true>;
                 type NormAny = norm<$device, 4, 2, false>;
-                type NormCluster = norm_cluster<$device, $chunk, 4, true>;
+                type NormCluster = norm_cluster<$device, $chunk, $chunks, true>;
                 type NormClusterAny = norm_cluster<$device, 4, 2, false>;
-                type Gradient = norm_gradient<$device, $chunk, $gradient_chunks, true>;
+                type Gradient = norm_gradient<$device, $chunk, 2, true>;
                 type GradientAny = norm_gradient<$device, 4, 2, false>;
-                type GradientCluster = norm_cluster_gradient<$device, $chunk, $gradient_chunks, true>;
+                type GradientCluster = norm_cluster_gradient<$device, $chunk, 2, true>;
                 type GradientClusterAny = norm_cluster_gradient<$device, 4, 2, false>;
             }
         )*
@@ -58,7 +58,7 @@ macro_rules! norm_elements {
 norm_elements! {
     f16, F16, 8, 2;
     bf16, Bf16, 8, 2;
-    f32, f32, 4, 2;
+    f32, f32, 4, 4;
 }
 
 /// The layer norm of each row of `x` `[.., N]`: `y = (x − mean) / √(variance + ε) ⊙ weight + bias`, with the mean and the variance of the row's N elements.
