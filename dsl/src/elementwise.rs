@@ -83,33 +83,15 @@ pub const fn chunks_of(operands: usize) -> u32 {
     }
 }
 
-/// Applies an operation. Along x the grid has blocks for the columns, along y for the rows, as many as it likes.
+/// Applies an operation of `OPERANDS` operands, of which threads load `CHUNKS` chunks together. Along x the grid has blocks for the columns, along y for the rows,
+/// as many as it likes.
 ///
 /// # Safety
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`; it has the operands and results of its operation. What is written overlaps nothing else, but each
 /// result may be an operand of its type if their rows are the same. `p.threads` is a power of two up to [`THREADS`].
 #[inline(always)]
-pub unsafe fn apply_to_elements<T: RowElement, const PER: usize, const VECTOR: bool>(
-    p: &ElementwiseParams<T>,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if !p.b.is_there() {
-            tiles::<T, PER, VECTOR, 4, 1>(p)
-        } else if !p.c.is_there() {
-            tiles::<T, PER, VECTOR, 2, 2>(p)
-        } else {
-            tiles::<T, PER, VECTOR, 1, 3>(p)
-        }
-    }
-}
-
-/// # Safety
-///
-/// As [`apply_to_elements`], of an operation of so many operands.
-#[inline(always)]
-unsafe fn tiles<
+pub unsafe fn apply_to_elements<
     T: RowElement,
     const PER: usize,
     const VECTOR: bool,
@@ -168,7 +150,7 @@ unsafe fn tiles<
                     let mut result = [values];
                     if OPERANDS == 1 {
                         p.activation.apply_in_place(&mut result);
-                        mine.store_any(&p.y, row, chunk, result[0]);
+                        mine.store(&p.y, row, chunk, result[0]);
                         continue;
                     }
                     let others = unpack_any::<PER, VECTOR>(p.b.kind, words.1);
@@ -183,8 +165,8 @@ unsafe fn tiles<
                         for j in 0..PER {
                             of_gate[j] = of_gate[j] * others[j] * dy[j];
                         }
-                        mine.store_any(&p.y, row, chunk, of_gate);
-                        mine.store_any(&p.z, row, chunk, result[0]);
+                        mine.store(&p.y, row, chunk, of_gate);
+                        mine.store(&p.z, row, chunk, result[0]);
                         continue;
                     }
                     if is(Operation::ADD) {
@@ -201,7 +183,7 @@ unsafe fn tiles<
                             result[0][j] *= others[j];
                         }
                     }
-                    mine.store_any(&p.y, row, chunk, result[0]);
+                    mine.store(&p.y, row, chunk, result[0]);
                 }
                 first += thread::grid_dim_x() * CHUNKS as u32;
             }

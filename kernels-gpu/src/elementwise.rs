@@ -1,4 +1,4 @@
-//! Functions of the elements of tensors of one shape, of which a kernel has all: sums, products, activations, conversions and gradients.
+//! Functions of the elements of tensors of one shape, of which a kernel has all with as many operands: sums, products, activations, conversions and gradients.
 //!
 //! The name of an instance tells the type of the first operand, and `any` that operands may have any alignment.
 
@@ -7,7 +7,7 @@ use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::kernel;
 use warpsmith_dsl::rows::{RowElement, THREADS};
 
-/// Applies an operation to elements, as [`apply_to_elements`] says.
+/// Applies an operation of `OPERANDS` operands to elements, as [`apply_to_elements`] says.
 ///
 /// # Safety
 ///
@@ -15,17 +15,37 @@ use warpsmith_dsl::rows::{RowElement, THREADS};
 #[kernel(
     family = elementwise,
     block = [THREADS, 1, 1],
-    min_blocks = 3,
+    min_blocks = if OPERANDS < 3 { 4 } else { 3 },
     instances = [
-        elementwise_f16 = <F16, 8, true>,
-        elementwise_bf16 = <Bf16, 8, true>,
-        elementwise_f32 = <f32, 4, true>,
-        elementwise_any_f16 = <F16, 4, false>,
-        elementwise_any_bf16 = <Bf16, 4, false>,
-        elementwise_any_f32 = <f32, 4, false>,
+        elementwise_f16_unary = <F16, 8, true, 1>,
+        elementwise_bf16_unary = <Bf16, 8, true, 1>,
+        elementwise_f32_unary = <f32, 4, true, 1>,
+        elementwise_any_f16_unary = <F16, 4, false, 1>,
+        elementwise_any_bf16_unary = <Bf16, 4, false, 1>,
+        elementwise_any_f32_unary = <f32, 4, false, 1>,
+        elementwise_f16_binary = <F16, 8, true, 2>,
+        elementwise_bf16_binary = <Bf16, 8, true, 2>,
+        elementwise_f32_binary = <f32, 4, true, 2>,
+        elementwise_any_f16_binary = <F16, 4, false, 2>,
+        elementwise_any_bf16_binary = <Bf16, 4, false, 2>,
+        elementwise_any_f32_binary = <f32, 4, false, 2>,
+        elementwise_f16_ternary = <F16, 8, true, 3>,
+        elementwise_bf16_ternary = <Bf16, 8, true, 3>,
+        elementwise_f32_ternary = <f32, 4, true, 3>,
+        elementwise_any_f16_ternary = <F16, 4, false, 3>,
+        elementwise_any_bf16_ternary = <Bf16, 4, false, 3>,
+        elementwise_any_f32_ternary = <f32, 4, false, 3>,
     ],
 )]
-pub unsafe fn elementwise<T: RowElement, const PER: usize, const VECTOR: bool>(p: ElementwiseParams<T>) {
+pub unsafe fn elementwise<T: RowElement, const PER: usize, const VECTOR: bool, const OPERANDS: usize>(
+    p: ElementwiseParams<T>,
+) {
     // SAFETY: the caller's promise.
-    unsafe { apply_to_elements::<T, PER, VECTOR>(&p) }
+    unsafe {
+        match OPERANDS {
+            1 => apply_to_elements::<T, PER, VECTOR, 4, 1>(&p),
+            2 => apply_to_elements::<T, PER, VECTOR, 2, 2>(&p),
+            _ => apply_to_elements::<T, PER, VECTOR, 1, 3>(&p),
+        }
+    }
 }

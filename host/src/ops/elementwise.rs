@@ -11,7 +11,7 @@ use warpsmith_dsl::rows::{AnyRows, THREADS};
 use warpsmith_kernels::elementwise::elementwise as elementwise_kernel;
 
 use crate::cpu::{self, Activation, Elementwise};
-use crate::device::{Device, DeviceKind};
+use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::rows::{
     AnyTensor, MOST_BLOCKS, RowElement, Shares, Sizes, as_result_rows, as_rows, is_copied, kind, rounded,
@@ -31,19 +31,35 @@ const CUT: u64 = 1 << 20;
 
 /// An element type that a kernel takes as the first operand's.
 pub trait ElementwiseElement: RowElement {
-    /// The kernel for aligned operands.
+    /// The kernel of one operand, aligned.
     #[doc(hidden)]
-    type Vector: Kernel<Args = (ElementwiseParams<Self::Device>,)>;
-    /// The kernel for any.
+    type Unary: Kernel<Args = (ElementwiseParams<Self::Device>,)>;
+    /// The kernel of one operand, of any alignment.
     #[doc(hidden)]
-    type Any: Kernel<Args = (ElementwiseParams<Self::Device>,)>;
+    type UnaryAny: Kernel<Args = (ElementwiseParams<Self::Device>,)>;
+    /// The kernel of two, aligned.
+    #[doc(hidden)]
+    type Binary: Kernel<Args = (ElementwiseParams<Self::Device>,)>;
+    /// The kernel of two, of any alignment.
+    #[doc(hidden)]
+    type BinaryAny: Kernel<Args = (ElementwiseParams<Self::Device>,)>;
+    /// The kernel of three, aligned.
+    #[doc(hidden)]
+    type Ternary: Kernel<Args = (ElementwiseParams<Self::Device>,)>;
+    /// The kernel of three, of any alignment.
+    #[doc(hidden)]
+    type TernaryAny: Kernel<Args = (ElementwiseParams<Self::Device>,)>;
 }
 
 macro_rules! elements {
     ($($element:ty, $chunk:literal;)*) => {$(
         impl ElementwiseElement for $element {
-            type Vector = elementwise_kernel<<Self as Element>::Device, $chunk, true>;
-            type Any = elementwise_kernel<<Self as Element>::Device, 4, false>;
+            type Unary = elementwise_kernel<<Self as Element>::Device, $chunk, true, 1>;
+            type UnaryAny = elementwise_kernel<<Self as Element>::Device, 4, false, 1>;
+            type Binary = elementwise_kernel<<Self as Element>::Device, $chunk, true, 2>;
+            type BinaryAny = elementwise_kernel<<Self as Element>::Device, 4, false, 2>;
+            type Ternary = elementwise_kernel<<Self as Element>::Device, $chunk, true, 3>;
+            type TernaryAny = elementwise_kernel<<Self as Element>::Device, 4, false, 3>;
         }
     )*};
 }
@@ -354,7 +370,7 @@ impl<'a, T: ElementwiseElement> ElementwiseOp<'a, T> {
                 let launch = Launch::new::<T>(part, &rows, operands);
                 // SAFETY: the rows are those of the tensors, of the sizes that were checked; results are new, or share no element with operands but where these are the
                 // same views. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
-                unsafe { launch.run::<T>(device, stream, self.function)? };
+                unsafe { launch.run::<T>(stream, self.function)? };
             }
             Ok(())
         })
@@ -558,19 +574,22 @@ impl Launch {
     }
 
     fn name<T: ElementwiseElement>(&self) -> &'static str {
-        if self.vector { T::Vector::DECLARATION.name } else { T::Any::DECLARATION.name }
+        match (self.operands, self.vector) {
+            (1, true) => T::Unary::DECLARATION.name,
+            (1, false) => T::UnaryAny::DECLARATION.name,
+            (2, true) => T::Binary::DECLARATION.name,
+            (2, false) => T::BinaryAny::DECLARATION.name,
+            (_, true) => T::Ternary::DECLARATION.name,
+            (_, false) => T::TernaryAny::DECLARATION.name,
+        }
     }
 
     /// # Safety
     ///
     /// The rows are valid for the operation, and nothing else touches what is written.
-    unsafe fn run<T: ElementwiseElement>(
-        &self,
-        device: &Device,
-        stream: &Stream,
-        function: Elementwise,
-    ) -> Result<()> {
+    unsafe fn run<T: ElementwiseElement>(&self, stream: &Stream, function: Elementwise) -> Result<()> {
         let at = |place: usize| self.rows.get(place).copied().unwrap_or(AnyRows::NONE);
+        let device = stream.device();
         let operand = |place: usize| if place < self.operands { at(place) } else { AnyRows::NONE };
         let (operation, activation) = match function {
             Elementwise::Activation(activation) => (Operation::ACTIVATION, activation),
@@ -596,10 +615,13 @@ impl Launch {
         };
         // SAFETY: the caller's promise.
         unsafe {
-            if self.vector {
-                device.kernel::<T::Vector>()?.launch(stream, self.grid, (params,))
-            } else {
-                device.kernel::<T::Any>()?.launch(stream, self.grid, (params,))
+            match (self.operands, self.vector) {
+                (1, true) => device.kernel::<T::Unary>()?.launch(stream, self.grid, (params,)),
+                (1, false) => device.kernel::<T::UnaryAny>()?.launch(stream, self.grid, (params,)),
+                (2, true) => device.kernel::<T::Binary>()?.launch(stream, self.grid, (params,)),
+                (2, false) => device.kernel::<T::BinaryAny>()?.launch(stream, self.grid, (params,)),
+                (_, true) => device.kernel::<T::Ternary>()?.launch(stream, self.grid, (params,)),
+                (_, false) => device.kernel::<T::TernaryAny>()?.launch(stream, self.grid, (params,)),
             }
         }
     }
