@@ -9,6 +9,7 @@ use crate::launch::{GlobalMut, KernelParam};
 use crate::ptx;
 use crate::scalar::{Float as _, Scalar};
 use crate::shared::SharedArray;
+use crate::slice::end_unless;
 
 /// Elements in a row of global memory that every thread touches, by atomics alone. An index outside ends the kernel with an
 /// error.
@@ -22,34 +23,12 @@ pub struct GlobalAtomics<T> {
 // SAFETY: `repr(C)`, two fields of 8 bytes.
 unsafe impl<T: Copy + 'static> KernelParam for GlobalAtomics<T> {}
 
+crate::slice::slice!(GlobalAtomics, GlobalMut, "While the kernel runs, they are touched by atomics alone.");
+
 impl<T: Copy> GlobalAtomics<T> {
-    /// `length` elements from `base` on. A launch promises that they are there.
-    #[inline(always)]
-    #[must_use]
-    pub const fn new(base: GlobalMut<T>, length: u64) -> Self {
-        Self { base, length }
-    }
-
-    /// The number of elements.
-    #[inline(always)]
-    #[must_use]
-    pub const fn len(self) -> usize {
-        self.length as usize
-    }
-
-    /// Whether there are none.
-    #[inline(always)]
-    #[must_use]
-    pub const fn is_empty(self) -> bool {
-        self.length == 0
-    }
-
     #[inline(always)]
     fn address(self, index: usize) -> u64 {
-        if index >= self.len() {
-            // SAFETY: no precondition.
-            unsafe { ptx::trap() }
-        }
+        end_unless(index < self.len());
         self.base.offset(index as u64).address()
     }
 }
@@ -57,10 +36,7 @@ impl<T: Copy> GlobalAtomics<T> {
 impl<T: Scalar, const N: usize> SharedArray<T, N> {
     #[inline(always)]
     fn checked(self, index: usize) -> u32 {
-        if index >= N {
-            // SAFETY: no precondition.
-            unsafe { ptx::trap() }
-        }
+        end_unless(index < N);
         self.address_of(index)
     }
 }
@@ -85,7 +61,7 @@ macro_rules! atomics {
             ///
             /// # Safety
             ///
-            /// All threads that touch the element meanwhile do it by atomics.
+            /// All threads that touch the element between the barriers around this call do it by atomics.
             #[inline(always)]
             pub unsafe fn $name(self, index: usize, $($argument: $scalar),*) -> $scalar {
                 let address = self.checked(index);

@@ -42,11 +42,42 @@ pub fn strided(end: usize) -> impl Iterator<Item = usize> {
     })
 }
 
+/// The block's number in the grid, which no other block has: x runs fastest, then y, then z.
+///
+/// In one dimension it is [`thread::block_idx_x`]. What a block writes by this number no other block writes, whatever the grid.
+#[inline(always)]
+#[must_use]
+pub fn index_in_grid() -> usize {
+    let row = thread::block_idx_z() as u64 * thread::grid_dim_y() as u64 + thread::block_idx_y() as u64;
+    (row * thread::grid_dim_x() as u64 + thread::block_idx_x() as u64) as usize
+}
+
+/// The indices below `end` that this block has if the grid's blocks share them out: each is one block's, and all of the block's threads get the
+/// same. For any number of rows or tiles, and any grid.
+#[inline(always)]
+pub fn indices(end: usize) -> impl Iterator<Item = usize> {
+    let blocks = thread::grid_dim_x() as u64 * thread::grid_dim_y() as u64 * thread::grid_dim_z() as u64;
+    let mut next = index_in_grid();
+    core::iter::from_fn(move || {
+        let own = next;
+        next = next.saturating_add(blocks as usize);
+        (own < end).then_some(own)
+    })
+}
+
+/// As [`indices`], of the rows and columns of a matrix or of its tiles: pairs below `rows` and `columns`, row after row.
+#[inline(always)]
+pub fn indices_2d([rows, columns]: [usize; 2]) -> impl Iterator<Item = [usize; 2]> {
+    // At least 1: a division by zero would be a panic.
+    let across = columns.max(1);
+    indices(rows * columns).map(move |index| [index / across, index % across])
+}
+
 /// What functions over a block exchange between its warps: a place for each that it may have.
 pub type Scratch<T> = SharedArray<T, 32>;
 
 macro_rules! reductions {
-    ($($(#[$doc:meta])* $name:ident = $of_warp:ident, $nothing:ident;)*) => { $(
+    ($($(#[$doc:meta])* $name:ident = $of_warp:ident, |$own:ident| $nothing:expr;)*) => { $(
         $(#[$doc])*
         /// The order of the operations is fixed.
         ///
@@ -60,7 +91,8 @@ macro_rules! reductions {
             // SAFETY: the caller's promise; warps write a place each, between barriers.
             unsafe {
                 let of_warp = warp::$of_warp(value);
-                let of_warps = exchange(of_warp, warp::lane_id() == 0, T::$nothing, scratch);
+                let $own = of_warp;
+                let of_warps = exchange(of_warp, warp::lane_id() == 0, $nothing, scratch);
                 warp::$of_warp(of_warps)
             }
         }
@@ -68,11 +100,12 @@ macro_rules! reductions {
 }
 reductions! {
     /// The sum of the values of a block's threads, the same bits in all of them.
-    sum = sum, ZERO;
-    /// The largest of the values of a block's threads; of f32, of those that are numbers.
-    max = max, LOWEST;
-    /// The smallest of the values of a block's threads; of f32, of those that are numbers.
-    min = min, HIGHEST;
+    sum = sum, |_own| T::ZERO;
+    /// The largest of the values of a block's threads; of f32, of those that are numbers, and NaN if none is.
+    // Twice the same value changes nothing, where the least of all would stand for a number that nobody has.
+    max = max, |own| own;
+    /// The smallest of the values of a block's threads; of f32, of those that are numbers, and NaN if none is.
+    min = min, |own| own;
 }
 
 /// Hands each warp's value, which one of its lanes has, to lane w of every warp, w being the warp's number; `nothing` to the lanes that stand for

@@ -194,6 +194,9 @@ pub struct Declaration {
     pub shared_bytes: u32,
     /// The parameters' names, in order.
     pub params: &'static [&'static str],
+    /// A fingerprint of the function, if it is a safe one: of the attribute, the signature and the body. The PTX has it as a comment, `//
+    /// warpsmith.source 0x…`. A launch without `unsafe` compares the two: another function may have the name.
+    pub source: Option<u64>,
 }
 
 /// One instance of a kernel: a type that carries everything a launch needs to know.
@@ -209,10 +212,35 @@ pub unsafe trait Kernel: 'static {
     const DECLARATION: Declaration;
 }
 
+/// What the entry of a kernel hands to the safe function that it was made of, and nobody else has.
+///
+/// `#[kernel]` adds it to the function as its first parameter, which has no name. A kernel that calls another one as if it were a function has no argument
+/// for it: there would be a part of a block, or another block than the function relies on.
+#[derive(Debug)]
+pub struct EntryToken(());
+
+impl EntryToken {
+    /// The token.
+    ///
+    /// # Safety
+    ///
+    /// It is handed to the function of a kernel, at once, by all threads of a launch. The block, the cluster and the shared memory are those that the kernel
+    /// declares.
+    #[inline(always)]
+    #[must_use]
+    pub const unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
 /// A kernel that asks nothing of its launch but arguments that are what their types say: memory for each slice and matrix, which no other
 /// work touches meanwhile, and which of two arguments only those may share that only read it.
 ///
+/// It has the block, the cluster and the shared memory that it declares. It holds on every grid that the device takes, of one, two or three dimensions, and
+/// for every value and size of its arguments: it traps, or does nothing, where they do not fit each other. So two of its threads touch an element only if
+/// both read it, both use atomics, or a barrier orders them.
+///
 /// # Safety
 ///
-/// As it says. `#[kernel]` implements it for functions that are not `unsafe`.
+/// As it says. `#[kernel]` implements it for functions that are not `unsafe`, whose bodies answer for it where they use `unsafe`.
 pub unsafe trait SafeKernel: Kernel {}

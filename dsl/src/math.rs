@@ -12,7 +12,10 @@ pub fn relu(x: f32) -> f32 {
     ptx::max_nan(x, 0.0)
 }
 
-/// The logistic function, 1 / (1 + 2^(−x·log₂e)), to 8 u.
+/// The logistic function, 1 / (1 + e⁻ˣ): to 8 u, and for x < 0 to (8 + 2 |x|) u of the result too. Results below 2⁻¹²⁶ are taken as zero.
+///
+/// Written as 1 / (1 + 2^(−x·log₂e)). The constant and the product have a relative error of u each. So the power has one of 2 |x| u, and 4 u of its
+/// own. The result has these times σ(−x), 1 u of the sum and 2 u of the reciprocal. For x ≥ 0, σ(−x) is at most 1/2 and x σ(−x) at most 0.279.
 #[inline(always)]
 #[must_use]
 pub fn sigmoid(x: f32) -> f32 {

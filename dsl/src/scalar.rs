@@ -7,7 +7,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A number of 1, 2, 4 or 8 bytes that a register holds.
+/// A number of 1, 2, 4 or 8 bytes that a register holds; every bit pattern of that size is one.
 pub trait Scalar: Copy + 'static + sealed::Sealed {
     /// Loads from global memory that the kernel may write (`ld.global`).
     ///
@@ -124,10 +124,6 @@ scalars! {
 pub trait Number: Scalar + PartialOrd {
     /// Nothing added.
     const ZERO: Self;
-    /// No number is less.
-    const LOWEST: Self;
-    /// No number is more.
-    const HIGHEST: Self;
 
     /// The number's bits.
     fn to_word(self) -> u32;
@@ -148,8 +144,6 @@ macro_rules! integer {
     ($($integer:ty),*) => { $(
         impl Number for $integer {
             const ZERO: Self = 0;
-            const LOWEST: Self = <$integer>::MIN;
-            const HIGHEST: Self = <$integer>::MAX;
 
             #[inline(always)]
             fn to_word(self) -> u32 {
@@ -178,8 +172,6 @@ integer!(u32, i32);
 
 impl Number for f32 {
     const ZERO: Self = 0.0;
-    const LOWEST: Self = f32::NEG_INFINITY;
-    const HIGHEST: Self = f32::INFINITY;
 
     #[inline(always)]
     fn to_word(self) -> u32 {

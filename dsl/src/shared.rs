@@ -49,8 +49,13 @@ impl SharedAddress {
 use core::marker::PhantomData;
 
 use crate::scalar::Scalar;
+use crate::slice::end_unless;
 
 /// `N` numbers in the block's shared memory, which all its threads see.
+///
+/// Nobody initialises shared memory. Reads and atomics are instructions, and every bit pattern is a value of a [`Scalar`]: an element that
+/// nobody has written since the block began has an arbitrary value, and to use it is no undefined behaviour. The emulator reports it as a
+/// defect.
 #[derive(Clone, Copy)]
 pub struct SharedArray<T, const N: usize> {
     base: SharedAddress,
@@ -59,7 +64,8 @@ pub struct SharedArray<T, const N: usize> {
 
 /// `ROWS` times `COLUMNS` numbers in the block's shared memory, row after row.
 ///
-/// Threads that read a column wait less where `COLUMNS` is odd: then the elements of a column are in different banks.
+/// Threads that read a column wait less where `COLUMNS` is odd: then the elements of a column are in different banks. Elements that nobody
+/// has written are as those of a [`SharedArray`].
 #[derive(Clone, Copy)]
 pub struct SharedMatrix<T, const ROWS: usize, const COLUMNS: usize> {
     base: SharedAddress,
@@ -71,15 +77,19 @@ pub trait InShared: Copy {
     /// Its size in bytes.
     const BYTES: u32;
 
-    /// The one at this address, which is a multiple of 16.
-    fn at(base: SharedAddress) -> Self;
+    /// The one at this address.
+    ///
+    /// # Safety
+    ///
+    /// The address is a multiple of 16, and the block has `BYTES` of shared memory from there on.
+    unsafe fn at(base: SharedAddress) -> Self;
 }
 
 impl<T: Scalar, const N: usize> InShared for SharedArray<T, N> {
     const BYTES: u32 = (N * size_of::<T>()) as u32;
 
     #[inline(always)]
-    fn at(base: SharedAddress) -> Self {
+    unsafe fn at(base: SharedAddress) -> Self {
         Self { base, elements: PhantomData }
     }
 }
@@ -88,14 +98,15 @@ impl<T: Scalar, const ROWS: usize, const COLUMNS: usize> InShared for SharedMatr
     const BYTES: u32 = (ROWS * COLUMNS * size_of::<T>()) as u32;
 
     #[inline(always)]
-    fn at(base: SharedAddress) -> Self {
+    unsafe fn at(base: SharedAddress) -> Self {
         Self { base, elements: PhantomData }
     }
 }
 
 /// Declares a kernel's shared memory: a struct of [`SharedArray`]s and [`SharedMatrix`]es, each at a multiple of 16 bytes.
 ///
-/// `BYTES` is what the kernel states as `shared = …`, and `new()` gives the arrays, whose elements are not initialised.
+/// `BYTES` is what the kernel states as `shared = …`, and `new()` gives the arrays, whose elements are not initialised. `new()` is `unsafe`:
+/// a kernel that states less has no memory for them.
 ///
 /// ```
 /// use warpsmith_dsl::shared::{SharedArray, SharedMatrix};
@@ -122,27 +133,24 @@ macro_rules! shared_memory {
             $visibility const BYTES: u32 = 0 $(+ <$type as $crate::shared::InShared>::BYTES.next_multiple_of(16))*;
 
             /// The block's arrays.
+            ///
+            /// # Safety
+            ///
+            /// The kernel states `shared = …` of `BYTES` at least.
             #[inline(always)]
+            #[must_use]
             #[allow(dead_code, unused_mut, unused_variables, unused_assignments)]
-            $visibility fn new() -> Self {
+            $visibility unsafe fn new() -> Self {
                 let mut next = $crate::shared::SharedAddress::dynamic();
                 $(
-                    let $field = <$type as $crate::shared::InShared>::at(next);
+                    // SAFETY: one behind the other, at multiples of 16; the caller's promise.
+                    let $field = unsafe { <$type as $crate::shared::InShared>::at(next) };
                     next = next.offset(<$type as $crate::shared::InShared>::BYTES.next_multiple_of(16));
                 )*
                 Self { $($field),* }
             }
         }
     };
-}
-
-/// Ends the kernel with an error unless the index is inside.
-#[inline(always)]
-fn check(is_inside: bool) {
-    if !is_inside {
-        // SAFETY: no precondition.
-        unsafe { ptx::trap() }
-    }
 }
 
 impl<T: Scalar, const N: usize> SharedArray<T, N> {
@@ -164,11 +172,11 @@ impl<T: Scalar, const N: usize> SharedArray<T, N> {
     ///
     /// # Safety
     ///
-    /// The element was written, and no other thread writes it between the barriers around this read.
+    /// No other thread writes the element between the barriers around this read.
     #[inline(always)]
     #[must_use]
     pub unsafe fn read(self, index: usize) -> T {
-        check(index < N);
+        end_unless(index < N);
         // SAFETY: inside, and the caller's promise.
         unsafe { self.read_unchecked(index) }
     }
@@ -192,7 +200,7 @@ impl<T: Scalar, const N: usize> SharedArray<T, N> {
     /// No other thread touches the element between the barriers around this write.
     #[inline(always)]
     pub unsafe fn write(self, index: usize, value: T) {
-        check(index < N);
+        end_unless(index < N);
         // SAFETY: inside, and the caller's promise.
         unsafe { self.write_unchecked(index, value) }
     }
@@ -232,7 +240,7 @@ impl<T: Scalar, const ROWS: usize, const COLUMNS: usize> SharedMatrix<T, ROWS, C
     #[inline(always)]
     #[must_use]
     pub unsafe fn read(self, row: usize, column: usize) -> T {
-        check(row < ROWS && column < COLUMNS);
+        end_unless(row < ROWS && column < COLUMNS);
         // SAFETY: inside, and the caller's promise.
         unsafe { self.read_unchecked(row, column) }
     }
@@ -256,7 +264,7 @@ impl<T: Scalar, const ROWS: usize, const COLUMNS: usize> SharedMatrix<T, ROWS, C
     /// As [`SharedArray::write`].
     #[inline(always)]
     pub unsafe fn write(self, row: usize, column: usize, value: T) {
-        check(row < ROWS && column < COLUMNS);
+        end_unless(row < ROWS && column < COLUMNS);
         // SAFETY: inside, and the caller's promise.
         unsafe { self.write_unchecked(row, column, value) }
     }

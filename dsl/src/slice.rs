@@ -3,6 +3,8 @@
 //! An access outside ends the kernel (`trap`), or gives nothing where the function returns an `Option`. What a thread writes is
 //! safe where the thread's own index names the place: no other thread has it. Everything else is an `unsafe` function.
 //!
+//! A launch makes them of tensors. To make one of a pointer is `unsafe`: everything that is safe relies on it.
+//!
 //! | type | who may do what |
 //! |---|---|
 //! | [`GlobalSlice`], [`GlobalMatrix`] | everyone reads, nobody writes while the kernel runs |
@@ -22,6 +24,14 @@ use crate::thread::{ThreadIndex, ThreadIndex2d};
 fn out_of_bounds() -> ! {
     // SAFETY: no precondition.
     unsafe { ptx::trap() }
+}
+
+/// Ends the kernel with an error unless an index is inside.
+#[inline(always)]
+pub(crate) fn end_unless(is_inside: bool) {
+    if !is_inside {
+        out_of_bounds();
+    }
 }
 
 /// Elements in a row that nothing writes while the kernel runs.
@@ -68,13 +78,19 @@ macro_rules! kernel_param {
 }
 kernel_param!(GlobalSlice, GlobalSliceMut, GlobalMatrix, GlobalMatrixMut);
 
+/// What a pointer and a length have in common, whoever may touch the elements.
 macro_rules! slice {
-    ($slice:ident, $pointer:ident) => {
+    ($slice:ident, $pointer:ident, $promise:literal) => {
         impl<T: Copy> $slice<T> {
-            /// `length` elements from `base` on. A launch promises that they are there.
+            /// `length` elements from `base` on.
+            ///
+            /// # Safety
+            ///
+            /// While the kernel runs, the elements are there, each aligned to its type.
+            #[doc = $promise]
             #[inline(always)]
             #[must_use]
-            pub const fn new(base: $pointer<T>, length: u64) -> Self {
+            pub const unsafe fn new(base: $pointer<T>, length: u64) -> Self {
                 Self { base, length }
             }
 
@@ -101,17 +117,27 @@ macro_rules! slice {
         }
     };
 }
-slice!(GlobalSlice, Global);
-slice!(GlobalSliceMut, GlobalMut);
+pub(crate) use slice;
+
+slice!(GlobalSlice, Global, "Nothing writes them.");
+slice!(
+    GlobalSliceMut,
+    GlobalMut,
+    "Nothing touches them but the kernel's threads through this slice and copies of it."
+);
 
 macro_rules! matrix {
-    ($matrix:ident, $pointer:ident) => {
+    ($matrix:ident, $pointer:ident, $promise:literal) => {
         impl<T: Copy> $matrix<T> {
-            /// `rows` times `columns` elements from `base` on; a row begins `stride` elements behind the last one. A launch
-            /// promises that they are there, and that rows do not overlap.
+            /// `rows` times `columns` elements from `base` on; a row begins `stride` elements behind the last one.
+            ///
+            /// # Safety
+            ///
+            /// While the kernel runs, the elements are there, each aligned to its type, and rows do not overlap.
+            #[doc = $promise]
             #[inline(always)]
             #[must_use]
-            pub const fn new(base: $pointer<T>, rows: u32, columns: u32, stride: u64) -> Self {
+            pub const unsafe fn new(base: $pointer<T>, rows: u32, columns: u32, stride: u64) -> Self {
                 Self { base, stride, rows, columns }
             }
 
@@ -155,8 +181,12 @@ macro_rules! matrix {
         }
     };
 }
-matrix!(GlobalMatrix, Global);
-matrix!(GlobalMatrixMut, GlobalMut);
+matrix!(GlobalMatrix, Global, "Nothing writes them.");
+matrix!(
+    GlobalMatrixMut,
+    GlobalMut,
+    "Nothing touches them but the kernel's threads through this matrix and copies of it."
+);
 
 impl<T: Scalar> GlobalSlice<T> {
     /// Element `index`; outside the slice the kernel ends with an error.
@@ -185,7 +215,7 @@ impl<T: Scalar> GlobalSlice<T> {
     #[inline(always)]
     #[must_use]
     pub unsafe fn get_unchecked(self, index: usize) -> T {
-        // SAFETY: the caller's promise; who launches the kernel promises that nothing writes the elements.
+        // SAFETY: the caller's promise; nothing writes the elements, as who made this promised.
         unsafe { T::load_global_read_only(self.base.offset(index as u64).address()) }
     }
 }
@@ -217,7 +247,7 @@ impl<T: Scalar> GlobalMatrix<T> {
     #[inline(always)]
     #[must_use]
     pub unsafe fn get_unchecked(self, row: usize, column: usize) -> T {
-        // SAFETY: the caller's promise; who launches the kernel promises that nothing writes the elements.
+        // SAFETY: the caller's promise; nothing writes the elements, as who made this promised.
         unsafe { T::load_global_read_only(self.address(row, column)) }
     }
 }
@@ -262,9 +292,7 @@ impl<T: Scalar> GlobalSliceMut<T> {
     #[inline(always)]
     #[must_use]
     pub unsafe fn read(self, index: usize) -> T {
-        if index >= self.len() {
-            out_of_bounds();
-        }
+        end_unless(index < self.len());
         // SAFETY: it is inside, and the caller's promise.
         unsafe { self.read_unchecked(index) }
     }
@@ -288,9 +316,7 @@ impl<T: Scalar> GlobalSliceMut<T> {
     /// No other thread touches the element meanwhile.
     #[inline(always)]
     pub unsafe fn write(self, index: usize, value: T) {
-        if index >= self.len() {
-            out_of_bounds();
-        }
+        end_unless(index < self.len());
         // SAFETY: it is inside, and the caller's promise.
         unsafe { self.write_unchecked(index, value) }
     }
@@ -325,9 +351,7 @@ impl<T: Scalar> GlobalMatrixMut<T> {
     #[inline(always)]
     #[must_use]
     pub unsafe fn read(self, row: usize, column: usize) -> T {
-        if !self.contains(row, column) {
-            out_of_bounds();
-        }
+        end_unless(self.contains(row, column));
         // SAFETY: it is inside, and the caller's promise.
         unsafe { self.read_unchecked(row, column) }
     }
@@ -351,9 +375,7 @@ impl<T: Scalar> GlobalMatrixMut<T> {
     /// No other thread touches the element meanwhile.
     #[inline(always)]
     pub unsafe fn write(self, row: usize, column: usize, value: T) {
-        if !self.contains(row, column) {
-            out_of_bounds();
-        }
+        end_unless(self.contains(row, column));
         // SAFETY: it is inside, and the caller's promise.
         unsafe { self.write_unchecked(row, column, value) }
     }

@@ -118,9 +118,9 @@ macro_rules! reductions {
 reductions! {
     /// The sum of the lanes' values, the same bits in all of them.
     sum = plus;
-    /// The largest of the lanes' values; of f32, of those that are numbers.
+    /// The largest of the lanes' values; of f32, of those that are numbers, and NaN if none is.
     max = larger;
-    /// The smallest of the lanes' values; of f32, of those that are numbers.
+    /// The smallest of the lanes' values; of f32, of those that are numbers, and NaN if none is.
     min = smaller;
 }
 

@@ -170,3 +170,22 @@ fn a_safe_function_is_a_kernel_that_its_launch_cannot_harm() {
     }
     assert_eq!((declaration::<nothing>().family, declaration::<nothing>().name), ("", "nothing"));
 }
+
+#[test]
+fn a_safe_function_has_a_fingerprint_of_its_own_and_an_unsafe_one_none() {
+    mod other {
+        use super::kernel;
+
+        /// Of the same name and signature, for other blocks.
+        #[kernel(block = [32, 1, 1])]
+        fn nothing(n: u32) {
+            let _ = n;
+        }
+
+        pub(super) const SOURCE: Option<u64> = <nothing as warpsmith_dsl::launch::Kernel>::DECLARATION.source;
+    }
+    let source = <nothing as Kernel>::DECLARATION.source;
+    assert!(source.is_some() && other::SOURCE.is_some());
+    assert_ne!(source, other::SOURCE);
+    assert_eq!(<fill as Kernel>::DECLARATION.source, None);
+}

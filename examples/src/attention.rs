@@ -1,4 +1,5 @@
-//! A small attention: a warp for each query, the softmax computed on the way ("online"), so that no scores are stored.
+//! A small attention: a warp for each query, the softmax computed on the way ("online"), so that no scores are stored. Warps
+//! share the queries out.
 
 use warpsmith_dsl::prelude::*;
 
@@ -6,7 +7,7 @@ use warpsmith_dsl::prelude::*;
 pub const HEAD: usize = 64;
 const OF_LANE: usize = HEAD / 32;
 
-/// `y[q] = softmax(scale · x[q] Kᵀ) V`, a block of one warp for each query. With `causal`, query q sees the keys up to q.
+/// `y[q] = softmax(scale · x[q] Kᵀ) V`, by any number of blocks of one warp. With `causal`, query q sees the keys up to q.
 #[kernel(block = [32, 1, 1])]
 pub fn attention(
     q: GlobalMatrix<f32>,
@@ -16,29 +17,31 @@ pub fn attention(
     scale: f32,
     causal: u32,
 ) {
-    let (query, lane) = (thread::block_idx_x() as usize, warp::lane_id() as usize);
-    let own: [f32; OF_LANE] = core::array::from_fn(|i| q.at(query, lane + 32 * i));
-    let (mut most, mut sum, mut result) = (f32::NEG_INFINITY, 0.0, [0.0; OF_LANE]);
-    let keys = if causal != 0 && query + 1 < k.rows() { query + 1 } else { k.rows() };
-    for key in 0..keys {
-        let mut product = 0.0;
-        for (i, own) in own.iter().enumerate() {
-            product += own * k.at(key, lane + 32 * i);
+    let lane = warp::lane_id() as usize;
+    for query in block::indices(q.rows()) {
+        let own: [f32; OF_LANE] = core::array::from_fn(|i| q.at(query, lane + 32 * i));
+        let (mut most, mut sum, mut result) = (f32::NEG_INFINITY, 0.0, [0.0; OF_LANE]);
+        let keys = if causal != 0 && query + 1 < k.rows() { query + 1 } else { k.rows() };
+        for key in 0..keys {
+            let mut product = 0.0;
+            for (i, own) in own.iter().enumerate() {
+                product += own * k.at(key, lane + 32 * i);
+            }
+            // SAFETY: all lanes of the warp are here.
+            let score = scale * unsafe { warp::sum(product) };
+            // What was added so far was relative to the largest score so far.
+            let larger = most.max(score);
+            let (kept, weight) = (math::exp(most - larger), math::exp(score - larger));
+            sum = sum * kept + weight;
+            for (i, result) in result.iter_mut().enumerate() {
+                *result = *result * kept + weight * v.at(key, lane + 32 * i);
+            }
+            most = larger;
         }
-        // SAFETY: all lanes of the warp are here.
-        let score = scale * unsafe { warp::sum(product) };
-        // What was added so far was relative to the largest score so far.
-        let larger = most.max(score);
-        let (kept, weight) = (math::exp(most - larger), math::exp(score - larger));
-        sum = sum * kept + weight;
-        for (i, result) in result.iter_mut().enumerate() {
-            *result = *result * kept + weight * v.at(key, lane + 32 * i);
+        for (i, result) in result.iter().enumerate() {
+            // SAFETY: the row is this warp's, the column this lane's.
+            unsafe { y.write(query, lane + 32 * i, result / sum) }
         }
-        most = larger;
-    }
-    for (i, result) in result.iter().enumerate() {
-        // SAFETY: the row is this warp's, the column this lane's.
-        unsafe { y.write(query, lane + 32 * i, result / sum) }
     }
 }
 
@@ -54,12 +57,14 @@ mod tests {
         let bench = Bench::new(&KERNELS)?;
         let kernel = bench.module.kernel::<attention>()?;
         let scale = 1.0 / (HEAD as f32).sqrt();
-        for (queries, keys, causal) in [(1, 1, 0), (3, 17, 0), (13, 13, 1), (5, 101, 0)] {
+        for (queries, keys, causal, grid) in
+            [(1, 1, 0, [1, 1, 1]), (3, 17, 0, [3, 1, 1]), (13, 13, 1, [2, 2, 2]), (5, 101, 0, [1, 4, 3])]
+        {
             let [q, k, v] = [queries, keys, keys].map(|rows| numbers(10 + rows as u64, rows * HEAD));
             let mut y = bench.zeros::<f32>([queries, HEAD])?;
             let tensor = |x: &[f32]| bench.tensor(x, [x.len() / HEAD, HEAD]);
             let args = (&tensor(&q)?, &tensor(&k)?, &tensor(&v)?, &mut y, scale, causal);
-            kernel.run(&bench.stream(), [queries as u32, 1, 1], args)?;
+            kernel.run(&bench.stream(), grid, args)?;
             let y = y.to_vec()?;
             for query in 0..queries {
                 let seen = if causal != 0 { query + 1 } else { keys };

@@ -48,8 +48,8 @@ pub type Tile64x64 = MmaTile<2, 4, 2, 2, 4, 128>;
 /// For few rows.
 pub type Tile16x64 = MmaTile<1, 2, 1, 4, 6, 128>;
 
-/// `y = softplus(scales · X Wᵀ)` on a block for each tile of y. Rows of X and W start at multiples of 4 bytes, for
-/// [`Aligned`] 16.
+/// `y = softplus(scales · X Wᵀ)` on a block for each tile of y; further blocks do nothing. Rows of X and W start at multiples
+/// of 4 bytes, for [`Aligned`] 16.
 #[kernel(
     block = [S::THREADS, 1, 1],
     shared = S::SHARED_BYTES,
@@ -81,12 +81,19 @@ pub fn fused<S: TileShape, A: Access>(
     let aligned = Words::are_aligned(&of_x, &of_w);
     let words = [x, w].map(|x| x.base().address() as usize | (2 * x.stride()));
     let fits = x.columns() == w.columns() && x.rows() == y.rows() && w.rows() == y.columns();
-    if !fits || (A::IS_ALIGNED && !aligned) || !(words[0] | words[1]).is_multiple_of(4) {
+    let tiles = [of_y.rows.div_ceil(S::BLOCK_M), of_y.columns.div_ceil(S::BLOCK_N)];
+    let count = tiles[0] as usize * tiles[1] as usize;
+    // A row has less than 2³¹ bytes, and tiles have numbers of 32 bits.
+    let is_small = x.columns() < 1 << 30 && count <= u32::MAX as usize;
+    if !fits || !is_small || (A::IS_ALIGNED && !aligned) || !(words[0] | words[1]).is_multiple_of(4) {
         // SAFETY: no precondition.
         unsafe { ptx::trap() }
     }
-    let tiles = [of_y.rows.div_ceil(S::BLOCK_M), of_y.columns.div_ceil(S::BLOCK_N)];
-    let tile = layout::raster(thread::block_idx_x(), tiles[0], tiles[1]);
+    let index = block::index_in_grid();
+    if index >= count {
+        return;
+    }
+    let tile = layout::raster(index as u32, tiles[0], tiles[1]);
     // SAFETY: the whole block is here, with the threads and the shared memory that the tile asks for; sizes and alignment
     // were checked; each tile is one block's.
     unsafe {
@@ -119,9 +126,14 @@ pub mod host {
     pub fn run(x: &Tensor<f16>, w: &Tensor<f16>, scales: &Tensor<f32>) -> Result<Tensor<f32>> {
         let operation = "softplus of a product";
         let ([m, k], [n, of_w]) = (sizes(operation, "x", x)?, sizes(operation, "w", w)?);
-        if of_w != k || scales.shape() != [m] {
-            let expected = format!("[{n}, {k}] for `w`, and {m} scales");
-            return Err(Error::Shape { operation, operand: "w", expected, actual: w.shape().to_vec() });
+        let refuse = |operand, expected: String, actual: &[usize]| {
+            Err(Error::Shape { operation, operand, expected, actual: actual.to_vec() })
+        };
+        if of_w != k {
+            return refuse("w", format!("[{n}, {k}], with as many columns as `x`"), w.shape());
+        }
+        if scales.shape() != [m] {
+            return refuse("scales", format!("[{m}], one for each row of `x`"), scales.shape());
         }
         let (x, w) = (with_aligned_rows(x)?, with_aligned_rows(w)?);
         let mut y = Tensor::zeros(x.device(), [m, n])?;
@@ -152,13 +164,17 @@ pub mod host {
     }
 
     /// The same matrix, in memory whose rows start at multiples of 16 bytes.
+    ///
+    /// # Errors
+    ///
+    /// `Error::Shape` for a tensor that is no matrix, those of the copy.
     pub fn with_aligned_rows(x: &Tensor<f16>) -> Result<Tensor<f16>> {
+        let [rows, columns] = sizes("with_aligned_rows", "x", x)?;
         let is_aligned =
             x.strides()[1] == 1 && x.strides()[0].is_multiple_of(8) && x.device_address().is_multiple_of(16);
         if is_aligned {
             return Ok(x.clone());
         }
-        let (rows, columns) = (x.shape()[0], x.shape()[1]);
         let mut copy =
             Tensor::zeros(x.device(), [rows, columns.next_multiple_of(8)])?.slice(1, 0..columns)?;
         copy.copy_from(x)?;
@@ -222,6 +238,40 @@ mod tests {
     fn products_of_any_size_are_within_the_bound() -> Result<()> {
         for sizes in [[1, 1, 1], [16, 64, 64], [17, 5, 33], [131, 67, 72], [200, 300, 19]] {
             check(sizes, host::run)?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_refused_by_name() -> Result<()> {
+        let device = Device::emulator();
+        let x = Tensor::<f16>::zeros(&device, [3, 5])?;
+        let run = |w: [usize; 2], scales: usize| {
+            host::run(&x, &Tensor::zeros(&device, w)?, &Tensor::zeros(&device, [scales])?).map(drop)
+        };
+        let error = run([2, 4], 3).unwrap_err().to_string();
+        assert!(error.contains("`w` has shape [2, 4], expected [2, 5]"), "{error}");
+        let error = run([2, 5], 2).unwrap_err().to_string();
+        assert!(error.contains("`scales` has shape [2], expected [3]"), "{error}");
+        for shape in [&[][..], &[6], &[1, 2, 3]] {
+            let error = host::with_aligned_rows(&Tensor::zeros(&device, shape)?).unwrap_err().to_string();
+            assert!(error.contains("`x` has shape") && error.contains("a matrix"), "{error}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn blocks_along_any_axis_have_a_tile_each() -> Result<()> {
+        let kernel = |device: &Device| {
+            device.load_kernels(&warpsmith::include_kernels!("fused"))?.kernel::<fused<Tile16x64, Words>>()
+        };
+        // Two times two tiles, and more blocks than those.
+        for grid in [[4, 1, 1], [1, 4, 1], [2, 1, 2], [3, 3, 1]] {
+            check([17, 70, 8], |x, w, scales| {
+                let mut y = Tensor::zeros(x.device(), [17, 70])?;
+                kernel(x.device())?.run(&x.home_stream(), grid, (x, w, &mut y, scales))?;
+                Ok(y)
+            })?;
         }
         Ok(())
     }

@@ -11,7 +11,8 @@ shared_memory! {
 /// Adds to `counts[v]` how often the byte v occurs, by any number of blocks.
 #[kernel(block = [256, 1, 1], shared = Shared::BYTES)]
 pub fn histogram(x: GlobalSlice<u8>, counts: GlobalAtomics<u32>) {
-    let (own, of_block) = (block::thread_rank() as usize, Shared::new().counts);
+    // SAFETY: the kernel has as much.
+    let (own, of_block) = (block::thread_rank() as usize, unsafe { Shared::new() }.counts);
     // SAFETY: a count for each thread; then atomics only, between the barriers; all threads of the block reach both.
     let count = unsafe {
         of_block.write(own, 0);
@@ -38,13 +39,15 @@ mod tests {
     fn counts_are_exact_for_any_number_of_blocks() -> warpsmith::Result<()> {
         let bench = Bench::new(&KERNELS)?;
         let kernel = bench.module.kernel::<histogram>()?;
-        for (length, blocks) in [(0, 1), (1, 1), (1009, 1), (1009, 3), (20_011, 5)] {
+        for (length, grid) in
+            [(0, [1, 1, 1]), (1, [1, 1, 1]), (1009, [1, 1, 1]), (1009, [3, 1, 1]), (20_011, [1, 2, 3])]
+        {
             let x: Vec<u8> = numbers(5, length).iter().map(|x| (x * 127.0) as i8 as u8).collect();
             let mut expected = [0u32; 256];
             x.iter().for_each(|&x| expected[x as usize] += 1);
             let mut counts = bench.zeros::<u32>([256])?;
-            kernel.run(&bench.stream(), [blocks, 1, 1], (&bench.tensor(&x, [length])?, &mut counts))?;
-            assert_eq!(counts.to_vec()?, expected, "{length} by {blocks} blocks");
+            kernel.run(&bench.stream(), grid, (&bench.tensor(&x, [length])?, &mut counts))?;
+            assert_eq!(counts.to_vec()?, expected, "{length} by {grid:?} blocks");
         }
         Ok(())
     }

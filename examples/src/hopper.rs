@@ -79,7 +79,7 @@ pub const fn shared_bytes(rows: u32, columns: u32, stages: u32) -> u32 {
 ///
 /// # Safety
 ///
-/// `x` describes X [M, K] in boxes of 64 · `GROUPS` × 64 elements, `w` W [N, K] in boxes of `C::COLUMNS` / `BLOCKS` × 64,
+/// The grid is of blocks along x, as said. `x` describes X [M, K] in boxes of 64 · `GROUPS` × 64 elements, `w` W [N, K] in boxes of `C::COLUMNS` / `BLOCKS` × 64,
 /// both in the 128-byte swizzle; y is [M, N].
 #[kernel(
     block = [(GROUPS + 1) * 128, 1, 1],

@@ -32,7 +32,7 @@ impl RowFunction for TanhOfNormed {
 /// Columns that a thread has at a time.
 const PER: usize = 4;
 
-/// Applies `F` to rows, `threads` of a block to a row, on any number of blocks. y has the shape of x.
+/// Applies `F` to rows, `threads` of a block to a row, on any number of blocks along x; others do nothing. y has the shape of x.
 #[kernel(
     block = [THREADS, 1, 1],
     shared = SHARED_BYTES,
@@ -48,11 +48,19 @@ pub fn own_rows<T: RowElement + Copy, F: RowFunction>(
     threads: u32,
 ) {
     let (rows, columns) = (x.rows() as u32, x.columns() as u32);
-    if !threads.is_power_of_two() || threads > THREADS || y.rows() != x.rows() || y.columns() != x.columns() {
+    let fits = y.rows() == x.rows() && y.columns() == x.columns();
+    // A team's row is less than the number of rows, and of those that the grid has at a time, more.
+    let is_countable = rows as u64 + thread::grid_dim_x() as u64 * THREADS as u64 <= u32::MAX as u64;
+    if !fits || !is_countable || !threads.is_power_of_two() || threads > THREADS {
         // SAFETY: no precondition.
         unsafe { ptx::trap() }
     }
-    // SAFETY: all threads of the grid are here, with a power of two. Rows are those of x and y, or no column of them is touched.
+    // Teams are counted along x.
+    if thread::block_idx_y() | thread::block_idx_z() != 0 {
+        return;
+    }
+    // SAFETY: all threads of the blocks along x are here, with a power of two. Rows are those of x and y, or no column of them is
+    // touched; each is one team's.
     unsafe {
         let mut team = Team::<false>::new(threads);
         let all = Columns::<PER, false>::new(team.rank, team.threads, columns);
@@ -104,7 +112,8 @@ mod tests {
         for (rows, columns, threads) in [(1, 1, 1), (3, 7, 8), (9, 130, 32), (2, 1009, 256), (5, 33, 64)] {
             let x: Vec<T> = numbers(16, rows * columns).into_iter().map(from).collect();
             let mut y = Tensor::zeros(&bench.device, [rows, columns])?;
-            kernel.run(&bench.stream(), [2, 1, 1], (&bench.tensor(&x, [rows, columns])?, &mut y, threads))?;
+            let args = (&bench.tensor(&x, [rows, columns])?, &mut y, threads);
+            kernel.run(&bench.stream(), [2, 1 + rows as u32 % 2, 1 + rows as u32 % 3], args)?;
             for (at, actual) in y.to_vec()?.into_iter().enumerate() {
                 let row = x[at / columns * columns..][..columns].iter().map(|&x| f64::from(to(x)));
                 let mean = row.map(|x| x * x).sum::<f64>() / columns as f64 + f64::from(1e-6f32);
@@ -125,5 +134,16 @@ mod tests {
         check::<f32, own_rows<f32, TanhOfNormed>>(|x| x, |x| x, U)?;
         check::<f16, own_rows<F16, TanhOfNormed>>(f16::from_f32, f16::to_f32, 1.0 / 2048.0)?;
         check::<bf16, own_rows<Bf16, TanhOfNormed>>(bf16::from_f32, bf16::to_f32, 1.0 / 256.0)
+    }
+
+    #[test]
+    fn more_rows_at_a_time_than_are_counted_end_the_kernel() -> Result<()> {
+        let bench = Bench::new(&KERNELS)?;
+        let kernel = bench.module.kernel::<own_rows<f32, TanhOfNormed>>()?;
+        let (x, mut y) = (bench.zeros::<f32>([2, 1])?, bench.zeros::<f32>([2, 1])?);
+        // The first teams of blocks 0 and 2²⁴ would have the same row.
+        let error = kernel.run(&bench.stream(), [(1 << 24) + 1, 1, 1], (&x, &mut y, 1)).unwrap_err();
+        assert!(error.to_string().contains("trap"), "{error}");
+        Ok(())
     }
 }

@@ -9,19 +9,19 @@ shared_memory! {
     }
 }
 
-/// `partial[b]`: the sum of the elements that block `b` has.
+/// `partial[b]`: the sum of the elements that block `b` has, of any grid; as many as the grid has blocks.
 #[kernel(block = [256, 1, 1], shared = Shared::BYTES)]
 pub fn sum(x: GlobalSlice<f32>, partial: GlobalSliceMut<f32>) {
     let mut own = 0.0;
     for i in thread::indices(x.len()) {
         own += x.at(i.get());
     }
-    // SAFETY: all threads of the block are here, eight whole warps; nothing else uses the scratch. One thread writes for
-    // the block.
+    // SAFETY: the kernel has the scratch, which nothing else uses. All threads of the block are here, eight whole warps. One
+    // thread writes for the block, which alone has its index.
     unsafe {
         let of_block = block::sum(own, Shared::new().scratch);
         if block::thread_rank() == 0 {
-            partial.write(thread::block_idx_x() as usize, of_block);
+            partial.write(block::index_in_grid(), of_block);
         }
     }
 }
@@ -33,11 +33,12 @@ mod tests {
 
     const KERNELS: warpsmith::KernelFile = warpsmith::include_kernels!("reduction");
 
-    fn sum_of(bench: &Bench, x: &[f32], blocks: usize) -> warpsmith::Result<f32> {
+    fn sum_of(bench: &Bench, x: &[f32], grid: [u32; 3]) -> warpsmith::Result<f32> {
         let kernel = bench.module.kernel::<sum>()?;
         let x = bench.tensor(x, [x.len()])?;
+        let blocks = grid.iter().product::<u32>() as usize;
         let (mut partial, mut total) = (bench.zeros::<f32>([blocks])?, bench.zeros::<f32>([1])?);
-        kernel.run(&bench.stream(), [blocks as u32, 1, 1], (&x, &mut partial))?;
+        kernel.run(&bench.stream(), grid, (&x, &mut partial))?;
         kernel.run(&bench.stream(), [1, 1, 1], (&partial, &mut total))?;
         Ok(total.to_vec()?[0])
     }
@@ -45,7 +46,15 @@ mod tests {
     #[test]
     fn sums_are_within_the_bound_of_the_longest_chain() -> warpsmith::Result<()> {
         let bench = Bench::new(&KERNELS)?;
-        for (length, blocks) in [(0, 1), (1, 1), (257, 2), (10_007, 3), (10_007, 7)] {
+        for (length, grid) in [
+            (0, [1, 1, 1]),
+            (1, [1, 1, 1]),
+            (257, [2, 1, 1]),
+            (10_007, [3, 1, 1]),
+            (10_007, [1, 7, 1]),
+            (10_007, [2, 2, 2]),
+        ] {
+            let blocks = grid.iter().product::<u32>() as usize;
             let x = numbers(3, length);
             let (exact, terms): (f64, f64) = x
                 .iter()
@@ -53,7 +62,7 @@ mod tests {
             // A thread's elements, twice; the lanes and the warps of a block, twice.
             let additions = length.div_ceil(256 * blocks) + blocks.div_ceil(256) + 2 * (5 + 5);
             let bound = 1.01 * additions as f64 * U * terms;
-            assert_within(sum_of(&bench, &x, blocks)?, exact, bound, (length, blocks));
+            assert_within(sum_of(&bench, &x, grid)?, exact, bound, (length, grid));
         }
         Ok(())
     }
@@ -62,7 +71,9 @@ mod tests {
     fn whole_numbers_are_exact() -> warpsmith::Result<()> {
         let bench = Bench::new(&KERNELS)?;
         let x: Vec<f32> = (0..5003).map(|i| (i % 17) as f32 - 8.0).collect();
-        assert_eq!(sum_of(&bench, &x, 5)?, x.iter().sum::<f32>());
+        for grid in [[5, 1, 1], [1, 1, 5], [2, 3, 2]] {
+            assert_eq!(sum_of(&bench, &x, grid)?, x.iter().sum::<f32>());
+        }
         Ok(())
     }
 }

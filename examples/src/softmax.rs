@@ -1,4 +1,4 @@
-//! The softmax of rows: a block for each row, three passes over it.
+//! The softmax of rows: a block for each row, three passes over it. Blocks share the rows out, so that every grid will do.
 
 use warpsmith_dsl::prelude::*;
 
@@ -8,25 +8,28 @@ shared_memory! {
     }
 }
 
-/// `y[r, c] = exp(x[r, c] − max) / Σ exp(x[r, ·] − max)`, for a grid of as many blocks as rows.
+/// `y[r, c] = exp(x[r, c] − max) / Σ exp(x[r, ·] − max)`, by any number of blocks.
 #[kernel(block = [256, 1, 1], shared = Shared::BYTES)]
 pub fn softmax(x: GlobalMatrix<f32>, y: GlobalMatrixMut<f32>) {
-    let (row, scratch) = (thread::block_idx_x() as usize, Shared::new().scratch);
-    let mut most = f32::NEG_INFINITY;
-    for column in block::strided(x.columns()) {
-        most = most.max(x.at(row, column));
-    }
-    // SAFETY: all threads of the block are here, eight whole warps; nothing else uses the scratch.
-    let most = unsafe { block::max(most, scratch) };
-    let mut sum = 0.0;
-    for column in block::strided(x.columns()) {
-        sum += math::exp(x.at(row, column) - most);
-    }
-    // SAFETY: as above.
-    let scale = 1.0 / unsafe { block::sum(sum, scratch) };
-    for column in block::strided(x.columns()) {
-        // SAFETY: the row is this block's, the column this thread's.
-        unsafe { y.write(row, column, math::exp(x.at(row, column) - most) * scale) }
+    // SAFETY: the kernel has as much.
+    let scratch = unsafe { Shared::new() }.scratch;
+    for row in block::indices(x.rows()) {
+        let mut most = f32::NEG_INFINITY;
+        for column in block::strided(x.columns()) {
+            most = most.max(x.at(row, column));
+        }
+        // SAFETY: all threads of the block are here, eight whole warps; nothing else uses the scratch.
+        let most = unsafe { block::max(most, scratch) };
+        let mut sum = 0.0;
+        for column in block::strided(x.columns()) {
+            sum += math::exp(x.at(row, column) - most);
+        }
+        // SAFETY: as above.
+        let scale = 1.0 / unsafe { block::sum(sum, scratch) };
+        for column in block::strided(x.columns()) {
+            // SAFETY: the row is this block's, the column this thread's.
+            unsafe { y.write(row, column, math::exp(x.at(row, column) - most) * scale) }
+        }
     }
 }
 
@@ -41,10 +44,14 @@ mod tests {
     fn rows_of_any_length_are_within_the_bound() -> warpsmith::Result<()> {
         let bench = Bench::new(&KERNELS)?;
         let kernel = bench.module.kernel::<softmax>()?;
-        for (rows, columns, scale) in [(1, 1, 1.0), (3, 7, 10.0), (2, 256, 1.0), (5, 1009, 80.0)] {
+        for (rows, columns, scale, grid) in [
+            (1, 1, 1.0, [1, 1, 1]),
+            (3, 7, 10.0, [3, 1, 1]),
+            (2, 256, 1.0, [1, 2, 3]),
+            (5, 1009, 80.0, [1, 1, 2]),
+        ] {
             let x: Vec<f32> = numbers(4, rows * columns).iter().map(|x| x * scale).collect();
             let mut y = bench.zeros::<f32>([rows, columns])?;
-            let grid = [rows as u32, 1, 1];
             kernel.run(&bench.stream(), grid, (&bench.tensor(&x, [rows, columns])?, &mut y))?;
             let y = y.to_vec()?;
             for (row, (x, y)) in x.chunks(columns).zip(y.chunks(columns)).enumerate() {

@@ -1,7 +1,7 @@
 //! What the examples' tests share.
 
 use warpsmith::tensor::Element;
-use warpsmith::{Device, KernelFile, Module, Result, Stream, Tensor};
+use warpsmith::{Device, KernelFile, KernelModule, Result, Stream, Tensor};
 
 /// Half a unit in the last place of 1, in f32: the error of a rounding, relatively.
 pub(crate) const U: f64 = 1.0 / (1u64 << 24) as f64;
@@ -9,7 +9,7 @@ pub(crate) const U: f64 = 1.0 / (1u64 << 24) as f64;
 /// An emulated device with the kernels of a file.
 pub(crate) struct Bench {
     pub(crate) device: Device,
-    pub(crate) module: Module,
+    pub(crate) module: KernelModule,
 }
 
 impl Bench {

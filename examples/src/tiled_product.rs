@@ -14,7 +14,8 @@ shared_memory! {
 /// `C = A B`, a thread for each element of C.
 #[kernel(block = [16, 16, 1], shared = Shared::BYTES)]
 pub fn tiled_product(a: GlobalMatrix<f32>, b: GlobalMatrix<f32>, mut c: GlobalMatrixMut<f32>) {
-    let tiles = Shared::new();
+    // SAFETY: the kernel has as much.
+    let tiles = unsafe { Shared::new() };
     let own = thread::index_2d();
     let (tx, ty) = (thread::thread_idx_x() as usize, thread::thread_idx_y() as usize);
     let mut sum = 0.0;

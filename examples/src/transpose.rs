@@ -12,26 +12,30 @@ shared_memory! {
     }
 }
 
-/// `y[c, r] = x[r, c]`, by a block for each tile of 32 × 32 elements: a grid of ⌈columns / 32⌉ × ⌈rows / 32⌉ of x.
+/// `y[c, r] = x[r, c]`, by tiles of 32 × 32 elements, which any number of blocks share out.
 #[kernel(block = [32, 8, 1], shared = Shared::BYTES)]
 pub fn transpose(x: GlobalMatrix<f32>, y: GlobalMatrixMut<f32>) {
-    let tile = Shared::new().tile;
+    // SAFETY: the kernel has as much.
+    let tile = unsafe { Shared::new() }.tile;
     let (tx, ty) = (thread::thread_idx_x() as usize, thread::thread_idx_y() as usize);
-    let (first_row, first_column) =
-        (thread::block_idx_y() as usize * SIDE, thread::block_idx_x() as usize * SIDE);
-    for row in (ty..SIDE).step_by(ROWS_AT_ONCE) {
-        let element = x.get(first_row + row, first_column + tx).unwrap_or(0.0);
-        // SAFETY: no other thread has this element before the barrier.
-        unsafe { tile.write(row, tx, element) }
-    }
-    // SAFETY: all threads of the block are here.
-    unsafe { sync_threads() }
-    for row in (ty..SIDE).step_by(ROWS_AT_ONCE) {
-        let (to_row, to_column) = (first_column + row, first_row + tx);
-        if to_row < y.rows() && to_column < y.columns() {
-            // SAFETY: the tile was written before the barrier; no other thread has this element of y.
-            unsafe { y.write(to_row, to_column, tile.read(tx, row)) }
+    for tile_index in block::indices_2d([x.rows(), x.columns()].map(|length| length.div_ceil(SIDE))) {
+        let [first_row, first_column] = tile_index.map(|index| index * SIDE);
+        for row in (ty..SIDE).step_by(ROWS_AT_ONCE) {
+            let element = x.get(first_row + row, first_column + tx).unwrap_or(0.0);
+            // SAFETY: no other thread has this element before the barrier.
+            unsafe { tile.write(row, tx, element) }
         }
+        // SAFETY: all threads of the block are here.
+        unsafe { sync_threads() }
+        for row in (ty..SIDE).step_by(ROWS_AT_ONCE) {
+            let (to_row, to_column) = (first_column + row, first_row + tx);
+            if to_row < y.rows() && to_column < y.columns() {
+                // SAFETY: the tile was written before the barrier; it is this block's, and no other thread has this element of y.
+                unsafe { y.write(to_row, to_column, tile.read(tx, row)) }
+            }
+        }
+        // SAFETY: all threads of the block are here. The next tile takes the place of this one.
+        unsafe { sync_threads() }
     }
 }
 
@@ -46,10 +50,17 @@ mod tests {
     fn every_element_is_in_its_place() -> warpsmith::Result<()> {
         let bench = Bench::new(&KERNELS)?;
         let kernel = bench.module.kernel::<transpose>()?;
-        for (rows, columns) in [(1, 1), (32, 32), (33, 7), (5, 101), (65, 97)] {
+        for (rows, columns, grid) in [
+            (1, 1, [1, 1, 1]),
+            (32, 32, [2, 2, 1]),
+            (33, 7, [1, 1, 2]),
+            (5, 101, [3, 1, 1]),
+            (65, 97, [4, 3, 1]),
+            (65, 97, [5, 1, 1]),
+            (65, 97, [1, 3, 7]),
+        ] {
             let x: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
             let mut y = bench.zeros::<f32>([columns, rows])?;
-            let grid = [columns.div_ceil(SIDE) as u32, rows.div_ceil(SIDE) as u32, 1];
             kernel.run(&bench.stream(), grid, (&bench.tensor(&x, [rows, columns])?, &mut y))?;
             let y = y.to_vec()?;
             for (i, &element) in y.iter().enumerate() {

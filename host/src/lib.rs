@@ -45,7 +45,7 @@ pub mod weights;
 pub use device::{CurrentDevice, Device, DeviceKind, EmulatorOptions, MemoryStats, Properties};
 pub use error::{Error, Result};
 pub use graph::Graph;
-pub use kernel::{Function, KernelFile, Module, TypedKernel};
+pub use kernel::{Function, KernelFile, KernelModule, Module, TypedKernel};
 pub use memory::{PinnedBuffer, Transfer};
 pub use ndarray;
 pub use stream::{Event, Stream, StreamPriority};

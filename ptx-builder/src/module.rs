@@ -8,7 +8,8 @@
 //! ```
 //!
 //! in an entry's body becomes the directive in the right place. A line `// warpsmith.shared_bytes 65536` (dynamic shared memory
-//! of a launch) becomes a comment there, for whoever works out occupancy. A line `// warpsmith.param_align 0, 64` raises the
+//! of a launch) becomes a comment there, for whoever works out occupancy. So does a line `// warpsmith.source 0x…`, a fingerprint of
+//! the function that the entry was made of. A line `// warpsmith.param_align 0, 64` raises the
 //! alignment of the entry's first parameter, where rustc would state its type's own. A line `// warpsmith.family topk` says which
 //! family the kernel is declared to be of, which the builder compares with the feature that it compiles.
 //!
@@ -78,6 +79,7 @@ const DIRECTIVES: &[&str] = &[
 ];
 const DIRECTIVE_MARK: &str = "// warpsmith.directive";
 const SHARED_MARK: &str = "// warpsmith.shared_bytes";
+const SOURCE_MARK: &str = "// warpsmith.source";
 const ALIGN_MARK: &str = "// warpsmith.param_align";
 const FAMILY_MARK: &str = "// warpsmith.family";
 /// Stands behind a trap of inline assembly.
@@ -237,8 +239,10 @@ impl Module {
                         return Err(format!("line {}: `{directive}` is none of {DIRECTIVES:?}", line.number));
                     }
                     (name.to_owned(), directive.to_owned())
-                } else if text.starts_with(SHARED_MARK) {
-                    (SHARED_MARK.to_owned(), text.to_owned())
+                } else if let Some(mark) =
+                    [SHARED_MARK, SOURCE_MARK].into_iter().find(|mark| text.starts_with(mark))
+                {
+                    (mark.to_owned(), text.to_owned())
                 } else if text.starts_with(ALIGN_MARK) {
                     (text.split(',').next().unwrap_or_default().to_owned(), text.to_owned())
                 } else {

@@ -160,6 +160,17 @@ fn dynamic_shared_memory_is_stated_beside_the_bounds() {
 }
 
 #[test]
+fn the_source_of_a_kernel_is_stated_beside_the_bounds() {
+    let mark = "// warpsmith.source 0x0123456789abcdef";
+    // Inlining may repeat it.
+    let text = finish(&raw(&format!("{BOUNDS}\n\t{mark}\n\t{mark}"))).unwrap();
+    assert!(text.contains(&format!(".minnctapersm 2\n{mark}\n{{")), "{text}");
+    let other = "// warpsmith.source 0x0123456789abcde0";
+    let error = finish(&raw(&format!("{BOUNDS}\n\t{mark}\n\t{other}"))).unwrap_err();
+    assert!(error.contains(mark) && error.contains(other), "{error}");
+}
+
+#[test]
 fn a_function_that_an_entry_uses_stays_and_so_do_those_that_it_uses() {
     let used = raw("\tcall.uni _RNvCsHASH_7___rustc17rust_begin_unwind, (%rd1);");
     assert!(finish(&used).unwrap().contains(".func _RNvCsHASH_7___rustc17rust_begin_unwind"));

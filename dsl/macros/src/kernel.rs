@@ -1,13 +1,15 @@
 //! `#[kernel]`.
 
 use proc_macro2::{Span, TokenStream};
-use quote::{format_ident, quote};
+use quote::{ToTokens as _, format_ident, quote};
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::{
     AngleBracketedGenericArguments, Error, Expr, ExprArray, FnArg, GenericArgument, GenericParam, Ident,
     ItemFn, Pat, Result, ReturnType, Safety, Token, Type, bracketed,
 };
+
+use crate::source::fingerprint;
 
 /// One line of `instances`: `name = <arguments>`, with attributes for the entry, such as `#[cfg(…)]`.
 struct Instance {
@@ -193,7 +195,19 @@ fn in_place(parameter: &Parameter, index: usize, entry: &str) -> TokenStream {
     }
 }
 
+/// Gives a safe function a parameter that only the entry has an argument for: what it may rely on, whole blocks of the stated size, is
+/// there in a kernel, and not where another kernel calls it. No name stands for it, so that the function cannot hand it on.
+fn only_for_entries(function: &mut ItemFn) {
+    /// The most that clippy takes.
+    const PARAMETERS: usize = 7;
+    if function.sig.inputs.len() == PARAMETERS {
+        function.attrs.push(syn::parse_quote!(#[allow(clippy::too_many_arguments)]));
+    }
+    function.sig.inputs.insert(0, syn::parse_quote!(_: ::warpsmith_dsl::launch::EntryToken));
+}
+
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
+    let of_attribute = attribute.clone();
     let Attribute { family, block: [x, y, z], cluster, min_blocks, shared, instances: listed } =
         syn::parse2(attribute)?;
     let mut function: ItemFn = syn::parse2(item)?;
@@ -215,6 +229,13 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
     let listed = instances(listed, &function)?;
     let kernel = function.sig.ident.clone();
     let visibility = function.vis.clone();
+    let source = is_safe.then(|| {
+        fingerprint([of_attribute, function.sig.to_token_stream(), function.block.to_token_stream()])
+    });
+    let token = is_safe.then(|| {
+        only_for_entries(&mut function);
+        quote! { ::warpsmith_dsl::launch::EntryToken::new(), }
+    });
     function.attrs.push(syn::parse_quote!(#[inline(always)]));
     function.attrs.push(syn::parse_quote!(#[cfg_attr(not(target_arch = "nvptx64"), allow(dead_code))]));
 
@@ -243,9 +264,17 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
             let mark = format!("// warpsmith.family {family_text}");
             quote! { core::arch::asm!(#mark, options(nomem, nostack, preserves_flags),); }
         });
+        let source_mark = source.map(|source| {
+            let mark = format!("// warpsmith.source {source:#018x}");
+            quote! { core::arch::asm!(#mark, options(nomem, nostack, preserves_flags),); }
+        });
+        let source_value = match source {
+            Some(source) => quote! { ::core::option::Option::Some(#source) },
+            None => quote! { ::core::option::Option::None },
+        };
         let safe = is_safe.then(|| {
             quote! {
-                // SAFETY: the function is no `unsafe fn`: it asks nothing of its caller but arguments that are what their types say.
+                // SAFETY: the function was written as no `unsafe fn`: it asks nothing of its launch but arguments that are what their types say.
                 unsafe impl ::warpsmith_dsl::launch::SafeKernel for #kernel<#(#arguments),*> {}
             }
         });
@@ -264,6 +293,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
                     // SAFETY: comments, which the builder turns into directives; then the kernel's own contract.
                     unsafe {
                         #family_mark
+                        #source_mark
                         core::arch::asm!(
                             "// warpsmith.directive .reqntid {}, {}, {}", const #x, const #y, const #z,
                             options(nomem, nostack, preserves_flags),
@@ -278,7 +308,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
                         );
                         #cluster_directives
                         #references
-                        #kernel::<#(#arguments),*>(#(#names),*)
+                        #kernel::<#(#arguments),*>(#token #(#names),*)
                     }
                 }
             };
@@ -297,6 +327,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
                         min_blocks_per_sm: #min_blocks,
                         shared_bytes: #shared,
                         params: &[#(#parameter_names),*],
+                        source: #source_value,
                     };
                 }
 

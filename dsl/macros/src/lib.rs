@@ -6,6 +6,7 @@ use proc_macro::TokenStream;
 
 mod kernel;
 mod param;
+mod source;
 
 /// Makes a function a GPU kernel.
 ///
@@ -37,7 +38,15 @@ mod param;
 /// remains, so that its body is type-checked on stable Rust.
 ///
 /// A function that is not `unsafe` is a kernel that its launch cannot harm: then the type implements `launch::SafeKernel` too, and the host launches it
-/// with tensors, checked, without `unsafe`.
+/// with tensors, checked, without `unsafe`. What such a function promises:
+///
+/// - It holds for every grid: any number of blocks along x, y and z, also more or fewer than there is work for. Two blocks write an element only by
+///   atomics. `thread::index_1d`, `thread::indices`, `block::index_in_grid` and `block::indices` name what one thread or block alone has.
+/// - It holds for all values of its arguments, and all sizes of its slices and matrices.
+/// - It may rely on the block, the cluster and the shared memory that the attribute states.
+///
+/// So it is sound only as a kernel. The attribute adds a first parameter, `launch::EntryToken`, for which only the entry has an argument: no other kernel calls
+/// it as if it were a function of its own. A fingerprint of its source stands in the PTX and in the type, and a launch without `unsafe` asks for both to agree.
 ///
 /// The function must return nothing and take parameters that are plain names of types that implement
 /// `launch::KernelParam`, or of references to such types: a launch passes both by value, and for `x: &T` the kernel gets the

@@ -43,31 +43,33 @@ unsafe fn copy_tile(x: GlobalMatrix<Bf16>, row: usize, depth: usize, to: SharedA
     }
 }
 
-/// Step 1: `Y = X Wᵀ` by tiles that the threads copy. A grid of ⌈N / 64⌉ × ⌈M / 64⌉ blocks.
+/// Step 1: `Y = X Wᵀ` by tiles that the threads copy, and that any number of blocks share out.
 #[kernel(block = [128, 1, 1], shared = STAGE_BYTES)]
 pub fn step_1(x: GlobalMatrix<Bf16>, w: GlobalMatrix<Bf16>, y: GlobalMatrixMut<Bf16>) {
-    let (row, column) = (thread::block_idx_y() * SIDE, thread::block_idx_x() * SIDE);
     let to_x = SharedAddress::dynamic();
     let to_w = to_x.offset(OPERAND_BYTES);
-    let mut sums = <[f32; 32]>::zero();
-    for depth in (0..x.columns()).step_by(DEPTH as usize) {
-        // SAFETY: all threads of the block are here. Copies end before the products that read them begin, and products
-        // before the next copies.
-        unsafe {
-            copy_tile(x, row as usize, depth, to_x);
-            copy_tile(w, column as usize, depth, to_w);
-            // `wgmma` reads shared memory through another proxy than stores write it.
-            ptx::fence_proxy_async_shared();
-            sync_threads();
-            sums.hold();
-            multiply(&mut sums, operand(to_x), operand(to_w));
-            ptx::wgmma_wait_group::<0>();
-            sums.hold();
-            sync_threads();
+    for tile in block::indices_2d([y.rows(), y.columns()].map(|length| length.div_ceil(SIDE as usize))) {
+        let [row, column] = tile.map(|index| index as u32 * SIDE);
+        let mut sums = <[f32; 32]>::zero();
+        for depth in (0..x.columns()).step_by(DEPTH as usize) {
+            // SAFETY: all threads of the block are here. Copies end before the products that read them begin, and products
+            // before the next copies.
+            unsafe {
+                copy_tile(x, row as usize, depth, to_x);
+                copy_tile(w, column as usize, depth, to_w);
+                // `wgmma` reads shared memory through another proxy than stores write it.
+                ptx::fence_proxy_async_shared();
+                sync_threads();
+                sums.hold();
+                multiply(&mut sums, operand(to_x), operand(to_w));
+                ptx::wgmma_wait_group::<0>();
+                sums.hold();
+                sync_threads();
+            }
         }
+        // SAFETY: all products have ended; the tile is this block's.
+        unsafe { store(&sums, y, row, column) }
     }
-    // SAFETY: all products have ended; the tile is this block's.
-    unsafe { store(&sums, y, row, column) }
 }
 
 /// Has the copy engine fill a stage, and announces its bytes.
@@ -86,11 +88,11 @@ unsafe fn load(x: &TensorMap, w: &TensorMap, at: [u32; 3], stage: SharedAddress,
     }
 }
 
-/// Steps 2 and 3: by tiles that the copy engine copies, `STAGES` ahead. A grid as for step 1.
+/// Steps 2 and 3: by tiles that the copy engine copies, `STAGES` ahead.
 ///
 /// # Safety
 ///
-/// `x` describes X [M, K] and `w` W [N, K] in boxes of 64 × 64 elements in the 128-byte swizzle; y is [M, N].
+/// The grid is of ⌈N / 64⌉ × ⌈M / 64⌉ × 1 blocks. `x` describes X [M, K] and `w` W [N, K] in boxes of 64 × 64 elements in the 128-byte swizzle; y is [M, N].
 #[kernel(
     block = [128, 1, 1],
     shared = shared_bytes(SIDE, SIDE, STAGES),

@@ -36,15 +36,18 @@ shared_memory! {
 
 /// A number with its place in the shared memory.
 pub trait Scratched: Number {
-    #[doc(hidden)]
-    fn scratch() -> block::Scratch<Self>;
+    /// # Safety
+    ///
+    /// The kernel has `Scratch::BYTES` of shared memory.
+    unsafe fn scratch() -> block::Scratch<Self>;
 }
 macro_rules! scratched {
     ($($number:ident)*) => { $(
         impl Scratched for $number {
             #[inline(always)]
-            fn scratch() -> block::Scratch<Self> {
-                Scratch::new().$number
+            unsafe fn scratch() -> block::Scratch<Self> {
+                // SAFETY: who asks for it has as much.
+                unsafe { Scratch::new() }.$number
             }
         }
     )* };
@@ -59,7 +62,8 @@ scratched!(f32 u32 i32);
 )]
 pub fn lanes<T: Scratched>(x: GlobalSlice<T>, y: GlobalMatrixMut<T>) {
     let own = thread::index_1d().get();
-    let (value, scratch) = (x.at(own), T::scratch());
+    // SAFETY: the kernel has as much.
+    let (value, scratch) = (x.at(own), unsafe { T::scratch() });
     // SAFETY: all threads of the block are here, ten whole warps; nothing else uses the scratch. Each thread writes a row.
     unsafe {
         let results = [
@@ -103,15 +107,16 @@ pub fn votes(x: GlobalSlice<i32>, least: i32, y: GlobalMatrixMut<u32>) {
 
 macro_rules! atomics {
     ($($name:ident, $number:ident, $initial:expr; $($function:ident = $index:literal)*,)*) => { $(
-        #[doc = concat!("The atomics of ", stringify!($number), ": in global memory, and in shared memory, which is then copied to `y`.")]
+        #[doc = concat!("The atomics of ", stringify!($number), ": in global memory, and in shared memory, which is then copied to the block's part of `y`.")]
         #[kernel(block = [64, 1, 1], shared = 32)]
         pub fn $name(x: GlobalSlice<$number>, global: GlobalAtomics<$number>, y: GlobalSliceMut<$number>) {
             let (i, own) = (thread::index_1d().get(), block::thread_rank() as usize);
-            let shared = <SharedArray<$number, 8> as warpsmith_dsl::shared::InShared>::at(
-                warpsmith_dsl::shared::SharedAddress::dynamic(),
-            );
-            // SAFETY: each thread writes its own element; then atomics only, between barriers that all threads reach.
+            // SAFETY: the kernel has 32 bytes. Each thread writes its own element; then atomics only, between barriers that all threads reach. Each
+            // block has a part of `y`.
             unsafe {
+                let shared = <SharedArray<$number, 8> as warpsmith_dsl::shared::InShared>::at(
+                    warpsmith_dsl::shared::SharedAddress::dynamic(),
+                );
                 if own < 8 {
                     shared.write(own, $initial);
                 }
@@ -124,7 +129,7 @@ macro_rules! atomics {
                 }
                 sync_threads();
                 if own < 8 {
-                    y.write(own, shared.read(own));
+                    y.write(8 * block::index_in_grid() + own, shared.read(own));
                 }
             }
         }
@@ -160,11 +165,12 @@ macro_rules! copies {
         #[kernel(block = [64, 1, 1], shared = 512)]
         pub fn $name(x: GlobalSlice<$number>, mut y: GlobalSliceMut<$number>) {
             let (i, own) = (thread::index_1d(), block::thread_rank() as usize);
-            let shared = <SharedArray<$number, 64> as warpsmith_dsl::shared::InShared>::at(
-                warpsmith_dsl::shared::SharedAddress::dynamic(),
-            );
-            // SAFETY: each thread has its own element before the barrier, which all reach, and reads another one behind it.
+            // SAFETY: the kernel has 64 numbers of 8 bytes. Each thread has its own element before the barrier, which all reach, and reads another one
+            // behind it.
             let value = unsafe {
+                let shared = <SharedArray<$number, 64> as warpsmith_dsl::shared::InShared>::at(
+                    warpsmith_dsl::shared::SharedAddress::dynamic(),
+                );
                 if let Some(value) = x.get(i.get()) {
                     shared.write(own, value);
                 }
@@ -192,6 +198,32 @@ pub fn places(mut y: GlobalMatrixMut<u32>) {
     let own = thread::index_2d();
     if let Some(mut y) = y.get_mut(own) {
         y.write((own.row() * 1000 + own.column()) as u32);
+    }
+}
+
+/// `y = 2 x`, a thread for each element.
+#[kernel(block = [8, 4, 1])]
+pub fn doubled(x: GlobalMatrix<f32>, mut y: GlobalMatrixMut<f32>) {
+    let own = thread::index_2d();
+    if let Some(mut y) = y.get_mut(own) {
+        y.write(2.0 * x.at(own.row(), own.column()));
+    }
+}
+
+/// Which blocks have each of the indices below the length, and each row and column of a matrix: their numbers plus 1, added up.
+#[kernel(block = [32, 2, 1])]
+pub fn turns(by_index: GlobalAtomics<u32>, columns: u32, by_place: GlobalAtomics<u32>) {
+    if block::thread_rank() != 0 {
+        return;
+    }
+    let own = block::index_in_grid() as u32 + 1;
+    for index in block::indices(by_index.len()) {
+        by_index.fetch_add(index, own);
+    }
+    let columns = columns as usize;
+    let rows = by_place.len().checked_div(columns).unwrap_or(0);
+    for [row, column] in block::indices_2d([rows, columns]) {
+        by_place.fetch_add(row * columns + column, own);
     }
 }
 

@@ -80,6 +80,28 @@ fn lanes_of_f32_exchange_and_add() -> Result<()> {
 }
 
 #[test]
+fn of_f32_numbers_count_and_nan_is_what_has_none() -> Result<()> {
+    let (device, module) = module()?;
+    // A block of NaN, one with a number in one thread, one with a warp of numbers.
+    let mut values = vec![f32::NAN; 3 * BLOCK];
+    values[BLOCK + 77] = -3.0;
+    (0..32).for_each(|lane| values[2 * BLOCK + 32 + lane] = lane as f32 - 40.0);
+    let mut y = Tensor::<f32>::zeros(&device, [values.len(), 14])?;
+    let args = (&vector(&device, &values)?, &mut y);
+    module.kernel::<kernels::lanes<f32>>()?.run(&device.default_stream(), [3, 1, 1], args)?;
+    let expected = [[f32::NAN; 2], [-3.0; 2], [-9.0, -40.0]];
+    for (i, row) in y.to_vec()?.chunks(14).enumerate() {
+        let is = |actual: f32, expected: f32| actual == expected || actual.is_nan() && expected.is_nan();
+        let [most, least] = expected[i / BLOCK];
+        assert!(is(row[6], most) && is(row[7], least), "block of thread {i}: {:?}", &row[6..8]);
+        let warp = &values[i / 32 * 32..][..32];
+        let of_warp = [f32::max, f32::min].map(|f| warp.iter().copied().fold(f32::NAN, f));
+        assert!(is(row[1], of_warp[0]) && is(row[2], of_warp[1]), "warp of thread {i}: {:?}", &row[1..3]);
+    }
+    Ok(())
+}
+
+#[test]
 fn votes_count_every_thread() -> Result<()> {
     let (device, module) = module()?;
     let x: Vec<i32> = (0..192).map(|i| if i < 96 { i * 41 % 96 } else { 100 }).collect();

@@ -2,15 +2,16 @@
 
 mod kernels;
 mod lanes;
+mod launches;
 mod math;
 
 use half::{bf16, f16};
 use warpsmith::tensor::Element;
-use warpsmith::{Device, KernelFile, Module, Result, Tensor};
+use warpsmith::{Device, KernelFile, KernelModule, Result, Tensor};
 
 const KERNELS: KernelFile = warpsmith::include_kernels!("kernels");
 
-fn module() -> Result<(Device, Module)> {
+fn module() -> Result<(Device, KernelModule)> {
     let device = Device::emulator();
     let module = device.load_kernels(&KERNELS)?;
     Ok((device, module))
@@ -37,11 +38,13 @@ macro_rules! atomics {
             let (device, module) = module()?;
             let x: Vec<$number> = $x;
             let expected: Vec<$number> = $expected(&x);
-            let (mut global, mut shared) = (zeros(&device, &x, 8)?, zeros(&device, &x, 8)?);
+            let (mut global, mut shared) = (zeros(&device, &x, 8)?, zeros(&device, &x, 24)?);
             let args = (&vector(&device, &x)?, &mut global, &mut shared);
-            module.kernel::<kernels::$kernel>()?.run(&device.default_stream(), [1, 1, 1], args)?;
+            // The further blocks have no elements.
+            module.kernel::<kernels::$kernel>()?.run(&device.default_stream(), [1, 3, 1], args)?;
             assert_eq!(global.to_vec()?[..expected.len()], expected, "global memory");
             assert_eq!(shared.to_vec()?[..expected.len()], expected, "shared memory");
+            assert_eq!(shared.to_vec()?[8..], zeros(&device, &x, 16)?.to_vec()?, "of other blocks");
             Ok(())
         }
     };
@@ -137,6 +140,32 @@ fn a_thread_has_one_place_in_a_matrix() -> Result<()> {
         module.kernel::<kernels::places>()?.run(&device.default_stream(), grid, (&mut y,))?;
         let expected = (0..rows * columns).map(|i| (i / columns * 1000 + i % columns) as u32);
         assert_eq!(y.to_vec()?, expected.collect::<Vec<_>>());
+    }
+    Ok(())
+}
+
+#[test]
+fn a_block_has_its_indices_alone_in_any_grid() -> Result<()> {
+    let (device, module) = module()?;
+    for (grid, [rows, columns]) in [
+        ([1, 1, 1], [3, 5]),
+        ([2, 3, 4], [7, 11]),
+        ([1, 1, 9], [1, 4]),
+        ([1, 5, 1], [13, 1]),
+        ([3, 1, 2], [0, 7]),
+        ([2, 2, 2], [5, 0]),
+    ] {
+        let blocks = grid.iter().product::<u32>() as usize;
+        let (mut by_index, mut by_place) = (
+            Tensor::<u32>::zeros(&device, [rows + columns])?,
+            Tensor::<u32>::zeros(&device, [rows * columns])?,
+        );
+        let args = (&mut by_index, columns as u32, &mut by_place);
+        module.kernel::<kernels::turns>()?.run(&device.default_stream(), grid, args)?;
+        for of_blocks in [by_index.to_vec()?, by_place.to_vec()?] {
+            let expected: Vec<u32> = (0..of_blocks.len()).map(|index| (index % blocks) as u32 + 1).collect();
+            assert_eq!(of_blocks, expected, "{rows} × {columns}, grid {grid:?}");
+        }
     }
     Ok(())
 }

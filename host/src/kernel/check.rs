@@ -195,5 +195,19 @@ pub(crate) fn check_declaration(
     Ok(())
 }
 
+/// Refuses an entry that was not made of the function that a safe kernel's type was made of: a launch without `unsafe` relies on that function.
+pub(crate) fn check_source(declaration: &Declaration, entry: &PtxEntry) -> Result<()> {
+    let Some(expected) = declaration.source else { return Ok(()) };
+    if entry.source == Some(expected) {
+        return Ok(());
+    }
+    Err(Error::KernelMismatch {
+        kernel: entry.name.clone(),
+        quantity: "the fingerprint of the source",
+        expected: format!("{expected:#018x}, of the safe function that the kernel's type was made of"),
+        actual: entry.source.map_or_else(|| "absent".into(), |source| format!("{source:#018x}")),
+    })
+}
+
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,12 @@
 //! Files of kernels that a program brings itself, compiled by its build script.
 
-use super::Module;
+use std::fmt;
+use std::ops::Deref;
+
+use warpsmith_dsl::launch::Kernel;
+
 use super::ptx::{Reach, Target};
+use super::{Module, TypedKernel, check};
 use crate::device::Device;
 use crate::error::{Error, Result};
 
@@ -14,8 +19,16 @@ pub struct KernelFile {
 
 impl KernelFile {
     /// A file of this name, and for each architecture (`sm_80`) its PTX.
+    ///
+    /// ```compile_fail,E0133
+    /// const FILE: warpsmith::KernelFile = warpsmith::KernelFile::new("own", &[]);
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// The PTX is what `warpsmith-builder` has made. So an entry with a comment `// warpsmith.source 0x…` was compiled of the function of that fingerprint.
     #[must_use]
-    pub const fn new(name: &'static str, modules: &'static [(&'static str, &'static str)]) -> Self {
+    pub const unsafe fn new(name: &'static str, modules: &'static [(&'static str, &'static str)]) -> Self {
         Self { name, modules }
     }
 
@@ -45,7 +58,7 @@ impl Device {
     /// # Errors
     ///
     /// [`Error::UnsupportedDevice`] if there is none for it; otherwise as for [`load_ptx`](Self::load_ptx).
-    pub fn load_kernels(&self, file: &KernelFile) -> Result<Module> {
+    pub fn load_kernels(&self, file: &KernelFile) -> Result<KernelModule> {
         let capability = self.properties().compute_capability;
         let Some((arch, text)) = file.best(capability) else {
             let archs: Vec<&str> = file.archs().collect();
@@ -59,12 +72,44 @@ impl Device {
                 },
             });
         };
-        self.load_ptx(&format!("{}.{arch}", file.name), text)
+        Ok(KernelModule(self.load_ptx(&format!("{}.{arch}", file.name), text)?))
+    }
+}
+
+/// A module of the program's own kernels, compiled by its build: a [`Module`] whose entries are known to be of their source.
+#[derive(Clone)]
+pub struct KernelModule(Module);
+
+impl KernelModule {
+    /// The entry that the type `K` declares, to be launched with arguments of its types.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingKernel`] if the module has no such entry. [`Error::KernelMismatch`] if it has other parameters or another block than `K` declares, or
+    /// if `K` is of a safe function and the entry of another one.
+    pub fn kernel<K: Kernel>(&self) -> Result<TypedKernel<K>> {
+        let function = self.0.declared::<K>()?;
+        check::check_source(&K::DECLARATION, &function.loaded.entry)?;
+        Ok(TypedKernel::new(function))
+    }
+}
+
+impl Deref for KernelModule {
+    type Target = Module;
+
+    fn deref(&self) -> &Module {
+        &self.0
+    }
+}
+
+impl fmt::Debug for KernelModule {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, formatter)
     }
 }
 
 /// The kernels of a file that this package's build script has compiled with `warpsmith_builder::KernelFiles`, by the file's
-/// name without `.rs`: a [`KernelFile`](crate::KernelFile).
+/// name without `.rs`: a [`KernelFile`](crate::KernelFile). Nothing else writes into the folder of the build script's output.
 ///
 /// ```ignore
 /// mod kernels;
@@ -75,7 +120,10 @@ impl Device {
 #[macro_export]
 macro_rules! include_kernels {
     ($name:literal) => {
-        $crate::KernelFile::new($name, include!(concat!(env!("OUT_DIR"), "/", $name, ".modules.rs")))
+        // SAFETY: `warpsmith_builder::KernelFiles` has written the file, of this package's sources.
+        unsafe {
+            $crate::KernelFile::new($name, include!(concat!(env!("OUT_DIR"), "/", $name, ".modules.rs")))
+        }
     };
 }
 
@@ -83,8 +131,10 @@ macro_rules! include_kernels {
 mod tests {
     use super::*;
 
-    const FILE: KernelFile =
-        KernelFile::new("own", &[("sm_90a", "a"), ("sm_80", "b"), ("sm_90", "c"), ("nothing", "d")]);
+    // SAFETY: there is no entry in it.
+    const FILE: KernelFile = unsafe {
+        KernelFile::new("own", &[("sm_90a", "a"), ("sm_80", "b"), ("sm_90", "c"), ("nothing", "d")])
+    };
 
     #[test]
     fn the_latest_architecture_that_runs_is_taken() {

@@ -10,24 +10,25 @@ mod ptx;
 mod replaced;
 mod run;
 mod select;
+mod typed;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
-use warpsmith_dsl::launch::{Declaration, Kernel, KernelArgs};
+use warpsmith_dsl::launch::{Kernel, KernelArgs};
 
 pub use warpsmith_dsl::launch::RawArg;
 
-pub use self::file::KernelFile;
+pub use self::file::{KernelFile, KernelModule};
 pub use self::run::{Extent, LaunchArg, LaunchArgs};
+pub use self::typed::TypedKernel;
 
+use crate::device::Device;
 use crate::device::backend::{FunctionHandle, FunctionResources, LaunchSize, ModuleHandle};
-use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
 use crate::trace;
@@ -63,12 +64,6 @@ struct LoadedFunction {
     resources: FunctionResources,
 }
 
-/// An entry of a module, with the types of its arguments.
-pub struct TypedKernel<K: Kernel> {
-    function: Function,
-    kernel: PhantomData<fn() -> K>,
-}
-
 /// The kernels of this project that a device has loaded, by their families and entries' names.
 #[derive(Default)]
 pub(crate) struct Cache {
@@ -101,7 +96,8 @@ impl Device {
         };
         // Also for a kernel from the cache: another type may have asked for it.
         check::check_declaration(declaration, K::Args::LAYOUT, &loaded.entry, &loaded.resources)?;
-        Ok(TypedKernel { function: Function { device: self.clone(), loaded }, kernel: PhantomData })
+        check::check_source(declaration, &loaded.entry)?;
+        Ok(TypedKernel::new(Function { device: self.clone(), loaded }))
     }
 
     fn load_built_in(&self, family: &'static str, entry: &str) -> Result<Arc<LoadedFunction>> {
@@ -231,21 +227,75 @@ impl Module {
         Ok(Function { device: self.device.clone(), loaded: Arc::new(loaded) })
     }
 
-    /// The entry that the type `K` declares, to be launched with arguments of its types.
+    /// The entry that the type `K` declares, to be launched with arguments of its types: of any PTX, of which nobody knows what it
+    /// was made of. For PTX of this program's own build there is [`KernelModule::kernel`].
+    ///
+    /// ```
+    /// use warpsmith_dsl::prelude::*;
+    ///
+    /// #[kernel(block = [32, 1, 1])]
+    /// fn fill(mut y: GlobalSliceMut<f32>) {
+    ///     if let Some(mut y) = y.get_mut(thread::index_1d()) {
+    ///         y.write(1.0);
+    ///     }
+    /// }
+    ///
+    /// # fn example(module: &warpsmith::Module, y: &mut warpsmith::Tensor<f32>) -> warpsmith::Result<()> {
+    /// // SAFETY: the module's text was compiled of the function above.
+    /// let kernel = unsafe { module.kernel_unchecked::<fill>()? };
+    /// kernel.run_over(&y.home_stream(), y.len(), (y,))
+    /// # }
+    /// ```
+    ///
+    /// Without the promise there is no such kernel:
+    ///
+    /// ```compile_fail,E0133
+    /// # use warpsmith_dsl::prelude::*;
+    /// # #[kernel(block = [32, 1, 1])]
+    /// # fn fill(mut y: GlobalSliceMut<f32>) {}
+    /// # fn example(module: &warpsmith::Module) -> warpsmith::Result<()> {
+    /// let kernel = module.kernel_unchecked::<fill>()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// ```compile_fail,E0599
+    /// # use warpsmith_dsl::prelude::*;
+    /// # #[kernel(block = [32, 1, 1])]
+    /// # fn fill(mut y: GlobalSliceMut<f32>) {}
+    /// # fn example(module: &warpsmith::Module) -> warpsmith::Result<()> {
+    /// let kernel = module.kernel::<fill>()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
     /// [`Error::MissingKernel`] if the module has no such entry, [`Error::KernelMismatch`] if it has other parameters or
     /// another block than `K` declares.
-    pub fn kernel<K: Kernel>(&self) -> Result<TypedKernel<K>> {
+    ///
+    /// # Safety
+    ///
+    /// The entry does what the function does that `K` was made of: it was compiled of it, or asks no more of its launches.
+    pub unsafe fn kernel_unchecked<K: Kernel>(&self) -> Result<TypedKernel<K>> {
+        self.declared::<K>().map(TypedKernel::new)
+    }
+
+    /// The entry that `K` declares, with the parameters and the resources that it declares.
+    fn declared<K: Kernel>(&self) -> Result<Function> {
         let function = self.function(K::DECLARATION.name)?;
         let loaded = &function.loaded;
         check::check_declaration(&K::DECLARATION, K::Args::LAYOUT, &loaded.entry, &loaded.resources)?;
-        Ok(TypedKernel { function, kernel: PhantomData })
+        Ok(function)
     }
 }
 
 impl Function {
+    /// The device that its module is loaded on.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// The entry's name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -349,242 +399,6 @@ impl Function {
     }
 }
 
-/// How a launch takes its place among others.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Manner {
-    /// After those before it on the stream.
-    Plain,
-    /// With all its blocks at the same time.
-    Cooperative,
-    /// Before those before it have ended, for which its kernel waits itself.
-    Early,
-    /// The same, with no two blocks on a multiprocessor.
-    EarlyApart,
-    /// As early, and before the last has ended it reads what that one does not write.
-    BesideLast,
-    /// After those before it, with this much shared memory or more.
-    Roomy(u32),
-}
-
-impl<K: Kernel> TypedKernel<K> {
-    /// The kernel without its types.
-    #[must_use]
-    pub fn function(&self) -> &Function {
-        &self.function
-    }
-
-    /// Launches `grid` blocks, each of the size and with the shared memory that the kernel declares, in clusters if it
-    /// declares those.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Function::launch`].
-    ///
-    /// # Safety
-    ///
-    /// The addresses in `args` are valid for what the kernel does with them until the work on `stream` is done, and no
-    /// other work touches that memory meanwhile (see [`Stream::with_operands`]).
-    pub unsafe fn launch(&self, stream: &Stream, grid: [u32; 3], args: K::Args) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_as(stream, grid, args, Manner::Plain) }
-    }
-
-    /// As [`launch`](Self::launch), of a kernel that [waits for earlier launches](warpsmith_dsl::grid::wait_for_earlier_launches) itself: it may
-    /// begin before those before it on the stream have ended. Of any other kernel, and on older drivers, it is a plain launch.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Function::launch`].
-    ///
-    /// # Safety
-    ///
-    /// As for [`launch`](Self::launch).
-    pub unsafe fn launch_early(&self, stream: &Stream, grid: [u32; 3], args: K::Args) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_as(stream, grid, args, Manner::Early) }
-    }
-
-    /// As [`launch_early`](Self::launch_early), of a kernel that reads operands before it waits.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Function::launch`].
-    ///
-    /// # Safety
-    ///
-    /// As for [`launch`](Self::launch). The launch before it on the stream is of a kernel that [waits before it lets this one
-    /// begin](warpsmith_dsl::grid::wait_before_next_launch), or that does not let it begin at all, and writes nothing of what this one reads before it waits.
-    pub(crate) unsafe fn launch_beside_last(
-        &self,
-        stream: &Stream,
-        grid: [u32; 3],
-        args: K::Args,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_as(stream, grid, args, Manner::BesideLast) }
-    }
-
-    /// As [`launch_early`](Self::launch_early), with so much shared memory that no multiprocessor holds two blocks: for at most as many as
-    /// there are multiprocessors.
-    ///
-    /// While earlier launches run, few multiprocessors are idle, and early blocks would gather on those.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Function::launch`].
-    ///
-    /// # Safety
-    ///
-    /// As for [`launch`](Self::launch).
-    pub(crate) unsafe fn launch_early_apart(
-        &self,
-        stream: &Stream,
-        grid: [u32; 3],
-        args: K::Args,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_as(stream, grid, args, Manner::EarlyApart) }
-    }
-
-    /// As [`launch_early`](Self::launch_early), in clusters of `cluster` blocks, of a kernel that declares no clusters.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Function::launch`].
-    ///
-    /// # Safety
-    ///
-    /// As for [`launch`](Self::launch); the kernel does what it is to do with so many blocks to a cluster.
-    pub unsafe fn launch_early_clusters(
-        &self,
-        stream: &Stream,
-        grid: [u32; 3],
-        cluster: [u32; 3],
-        args: K::Args,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_in(stream, [grid, cluster], args, Manner::Early) }
-    }
-
-    /// As [`launch_early_clusters`](Self::launch_early_clusters), with so much shared memory that no multiprocessor holds two blocks: what else runs finds
-    /// room beside each of them.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Function::launch`].
-    ///
-    /// # Safety
-    ///
-    /// As for [`launch_early_clusters`](Self::launch_early_clusters).
-    pub(crate) unsafe fn launch_early_clusters_apart(
-        &self,
-        stream: &Stream,
-        grid: [u32; 3],
-        cluster: [u32; 3],
-        args: K::Args,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_in(stream, [grid, cluster], args, Manner::EarlyApart) }
-    }
-
-    /// As [`launch`](Self::launch), with `bytes` of shared memory for each block if it declares less: how many a multiprocessor holds is said by that, and
-    /// which other kernels' blocks it takes beside them.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Function::launch`].
-    ///
-    /// # Safety
-    ///
-    /// As for [`launch`](Self::launch).
-    pub(crate) unsafe fn launch_roomy(
-        &self,
-        stream: &Stream,
-        grid: [u32; 3],
-        bytes: u32,
-        args: K::Args,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_as(stream, grid, args, Manner::Roomy(bytes)) }
-    }
-
-    /// As [`launch`](Self::launch), of blocks that wait for each other: the launch is refused if the device does not hold all of them at
-    /// the same time, and none begins before there is room for all.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Function::launch`].
-    ///
-    /// # Safety
-    ///
-    /// As for [`launch`](Self::launch).
-    pub unsafe fn launch_cooperative(&self, stream: &Stream, grid: [u32; 3], args: K::Args) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_as(stream, grid, args, Manner::Cooperative) }
-    }
-
-    /// Launches the kernel.
-    ///
-    /// # Safety
-    ///
-    /// As for [`launch`](Self::launch).
-    unsafe fn launch_as(&self, stream: &Stream, grid: [u32; 3], args: K::Args, manner: Manner) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_in(stream, [grid, K::DECLARATION.cluster], args, manner) }
-    }
-
-    /// Launches the kernel in clusters of this size.
-    ///
-    /// # Safety
-    ///
-    /// As for [`launch_early_clusters`](Self::launch_early_clusters).
-    unsafe fn launch_in(
-        &self,
-        stream: &Stream,
-        [grid, cluster]: [[u32; 3]; 2],
-        args: K::Args,
-        manner: Manner,
-    ) -> Result<()> {
-        let Declaration { block, shared_bytes: declared, .. } = K::DECLARATION;
-        let cooperative = manner == Manner::Cooperative;
-        let early = matches!(manner, Manner::Early | Manner::EarlyApart | Manner::BesideLast);
-        let beside_last = manner == Manner::BesideLast;
-        let device = &self.function.device;
-        // The emulator has no multiprocessors to fill, and finds accesses behind what a kernel declares.
-        let dynamic_shared = match (manner, device.kind()) {
-            // Beside it each block has what the driver reserves, so two have more than there is.
-            (Manner::EarlyApart, DeviceKind::Cuda(_)) => {
-                declared.max(device.properties().shared_per_multiprocessor / 2)
-            }
-            (Manner::Roomy(bytes), DeviceKind::Cuda(_)) => declared.max(bytes),
-            _ => declared,
-        };
-        let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early, beside_last };
-        // SAFETY: the arguments have the kernel's types; the caller answers for the addresses in them.
-        let launched =
-            args.with_raw(|arguments| unsafe { self.function.launch_size(stream, size, arguments) });
-        launched.map_err(|error| naming_arguments(error, K::DECLARATION.params))
-    }
-}
-
-/// A finding with the arguments that it tells of by the names that the source has for them: "argument 1, `y`".
-fn naming_arguments(mut error: Error, names: &[&str]) -> Error {
-    if let Error::Finding(finding) = &mut error {
-        for (index, name) in names.iter().enumerate() {
-            let number = format!("argument {} (", index + 1);
-            finding.message =
-                finding.message.replace(&number, &format!("argument {}, `{name}` (", index + 1));
-        }
-    }
-    error
-}
-
-impl<K: Kernel> Clone for TypedKernel<K> {
-    fn clone(&self) -> Self {
-        Self { function: self.function.clone(), kernel: PhantomData }
-    }
-}
-
 impl fmt::Debug for Module {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Module({} on {})", self.loaded.name, self.device)
@@ -594,11 +408,5 @@ impl fmt::Debug for Module {
 impl fmt::Debug for Function {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Function({} of {} on {})", self.name(), self.loaded.module.name, self.device)
-    }
-}
-
-impl<K: Kernel> fmt::Debug for TypedKernel<K> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "TypedKernel({:?})", self.function)
     }
 }

@@ -80,6 +80,8 @@ pub(crate) struct PtxEntry {
     pub(crate) max_threads: Option<u32>,
     /// The dynamic shared memory of a launch in bytes, where the kernel's compiler noted it.
     pub(crate) shared_bytes: Option<u32>,
+    /// The fingerprint of the safe function that it was made of, where the kernel's compiler noted it.
+    pub(crate) source: Option<u64>,
     /// Whether it waits for the launches before it, and so may begin before they have ended.
     pub(crate) waits_for_launches: bool,
 }
@@ -236,7 +238,10 @@ impl<'a> Scanner<'a> {
             }
             token = self.expect_any("`{`")?;
         };
-        let shared_bytes = noted_shared_bytes(&self.text[start..body]);
+        let head = &self.text[start..body];
+        let shared_bytes = note(head, "shared_bytes").and_then(|bytes| bytes.parse().ok());
+        let source =
+            note(head, "source").and_then(|source| u64::from_str_radix(source.strip_prefix("0x")?, 16).ok());
         Ok(PtxEntry {
             name,
             params,
@@ -245,6 +250,7 @@ impl<'a> Scanner<'a> {
             max_cluster,
             max_threads,
             shared_bytes,
+            source,
             waits_for_launches: self.text[body..self.at].contains(GRID_WAIT),
         })
     }
@@ -380,9 +386,10 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// What the comment says that kernels of this project carry between their parameters and their body.
-fn noted_shared_bytes(head: &str) -> Option<u32> {
-    head.lines().find_map(|line| line.trim().strip_prefix("// warpsmith.shared_bytes ")?.trim().parse().ok())
+/// What the comment of this name says, which `warpsmith-builder` has left between an entry's parameters and its body.
+fn note<'t>(head: &'t str, name: &str) -> Option<&'t str> {
+    let mut lines = head.lines().filter_map(|line| line.trim().strip_prefix("// warpsmith."));
+    lines.find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(' ')?.trim()))
 }
 
 fn parse_version(text: &str) -> Option<(u32, u32)> {
@@ -420,6 +427,7 @@ mod tests {
 .global .align 4 .b8 table[4] = {1, 2, 3, 4};
 .entry second .maxntid 16, 8 .maxclusterrank 8
 // warpsmith.shared_bytes 4096
+// warpsmith.source 0x0123456789abcdef
 { ret; }
 "#;
 
@@ -445,6 +453,7 @@ mod tests {
         assert_eq!((second.name.as_str(), second.max_threads), ("second", Some(128)));
         assert!(second.params.is_empty());
         assert_eq!((first.shared_bytes, second.shared_bytes), (None, Some(4096)));
+        assert_eq!((first.source, second.source), (None, Some(0x0123_4567_89ab_cdef)));
     }
 
     #[test]

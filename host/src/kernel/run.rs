@@ -1,13 +1,14 @@
 //! Launches without `unsafe`: of kernels that are safe functions, with tensors as their arguments.
 
 use warpsmith_dsl::atomic::GlobalAtomics;
-use warpsmith_dsl::launch::{GlobalMut, Kernel, KernelParam, SafeKernel};
+use warpsmith_dsl::launch::{Declaration, GlobalMut, Kernel, KernelParam, SafeKernel};
 use warpsmith_dsl::slice::{GlobalMatrix, GlobalMatrixMut, GlobalSlice, GlobalSliceMut};
 
 use super::TypedKernel;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stream::{Operand, Stream};
-use crate::tensor::{Element, Span, Tensor};
+use crate::tensor::{Element, RowSpan, Span, Tensor};
 
 /// How many threads a launch needs, which its blocks cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,18 +31,37 @@ impl From<[usize; 2]> for Extent {
 /// A tensor that a launch uses.
 pub struct Used<'a> {
     operand: &'a dyn Operand,
+    device: &'a Device,
     span: Span<'a>,
+    rows: Option<RowSpan<'a>>,
     is_written: bool,
+}
+
+impl<'a> Used<'a> {
+    fn of<T: Element>(tensor: &'a Tensor<T>, is_written: bool) -> Self {
+        let (span, rows) = (tensor.span(), tensor.row_span());
+        Self { operand: tensor, device: tensor.device(), span, rows, is_written }
+    }
+
+    /// Whether one of the two is written where the other one may have an element.
+    fn conflicts(&self, other: &Used<'_>) -> bool {
+        let meets = || match (&self.rows, &other.rows) {
+            (Some(own), Some(others)) => own.meets(others),
+            _ => self.span.meets(&other.span),
+        };
+        (self.is_written || other.is_written) && meets()
+    }
 }
 
 /// What a safe launch takes for a parameter of type `P`: a number for itself, a tensor for a slice or a matrix.
 pub trait LaunchArg<P> {
-    /// The parameter's value, for the kernel's parameter `name`.
+    /// The parameter's value, for the parameter `name` of `kernel`. The kernel touches what it describes until the work that uses
+    /// [`used`](Self::used) is done.
     ///
     /// # Errors
     ///
     /// [`Error::Shape`], [`Error::Stride`] and [`Error::ReadOnly`] if the tensor is none of these.
-    fn param(&mut self, name: &'static str) -> Result<P>;
+    fn param(&mut self, kernel: &'static str, name: &'static str) -> Result<P>;
 
     /// The tensor that it is.
     #[doc(hidden)]
@@ -52,7 +72,7 @@ pub trait LaunchArg<P> {
 macro_rules! numbers {
     ($($number:ty),*) => { $(
         impl LaunchArg<$number> for $number {
-            fn param(&mut self, _: &'static str) -> Result<$number> {
+            fn param(&mut self, _: &'static str, _: &'static str) -> Result<$number> {
                 Ok(*self)
             }
 
@@ -65,15 +85,13 @@ macro_rules! numbers {
 }
 numbers!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
 
-const OPERATION: &str = "launching a kernel";
-
 impl<T: Element> Tensor<T> {
     /// The tensor as a slice, whose elements are neighbours.
-    fn length_of_slice(&self, name: &'static str) -> Result<u64> {
+    fn length_of_slice(&self, kernel: &'static str, name: &'static str) -> Result<u64> {
         if !self.is_contiguous() {
             let expected = "those of a tensor without gaps".into();
             return Err(Error::Stride {
-                operation: OPERATION,
+                operation: kernel,
                 operand: name,
                 expected,
                 actual: self.strides().to_vec(),
@@ -83,7 +101,7 @@ impl<T: Element> Tensor<T> {
     }
 
     /// Rows, columns, and the elements from one row to the next.
-    fn sizes_of_matrix(&self, name: &'static str) -> Result<(u32, u32, u64)> {
+    fn sizes_of_matrix(&self, kernel: &'static str, name: &'static str) -> Result<(u32, u32, u64)> {
         let sizes: Option<[u32; 2]> = match *self.shape() {
             [rows, columns] => {
                 u32::try_from(rows).ok().zip(u32::try_from(columns).ok()).map(<[u32; 2]>::from)
@@ -92,7 +110,7 @@ impl<T: Element> Tensor<T> {
         };
         let Some([rows, columns]) = sizes else {
             return Err(Error::Shape {
-                operation: OPERATION,
+                operation: kernel,
                 operand: name,
                 expected: "a matrix, of less than 2³² rows and columns".into(),
                 actual: self.shape().to_vec(),
@@ -102,7 +120,7 @@ impl<T: Element> Tensor<T> {
         let fits = (columns <= 1 || between == 1) && (rows <= 1 || stride >= columns as usize);
         if !fits && !self.is_empty() {
             return Err(Error::Stride {
-                operation: OPERATION,
+                operation: kernel,
                 operand: name,
                 expected: "1 between columns, and rows that do not overlap".into(),
                 actual: self.strides().to_vec(),
@@ -112,58 +130,63 @@ impl<T: Element> Tensor<T> {
     }
 
     /// The address, of a tensor that may be written.
-    fn written(&mut self, name: &'static str) -> Result<GlobalMut<T::Device>> {
-        self.expect_writable(OPERATION, name)?;
+    fn written(&mut self, kernel: &'static str, name: &'static str) -> Result<GlobalMut<T::Device>> {
+        self.expect_writable(kernel, name)?;
         Ok(self.arg_mut())
     }
 }
 
 macro_rules! tensors {
-    ($($param:ident of $tensor:ty, $is_written:literal: |$self:ident, $name:ident| $value:expr;)*) => { $(
+    ($($param:ident of $tensor:ty, $is_written:literal: |$self:ident, $kernel:ident, $name:ident| $value:expr;)*) => { $(
         impl<T: Element> LaunchArg<$param<T::Device>> for $tensor
         where
             T::Device: Copy,
         {
-            fn param(&mut self, $name: &'static str) -> Result<$param<T::Device>> {
+            fn param(&mut self, $kernel: &'static str, $name: &'static str) -> Result<$param<T::Device>> {
                 let $self = self;
-                Ok($value)
+                // SAFETY: the elements are the tensor's, which views without gaps or in rows that do not overlap describe. They are there,
+                // ordered with their other uses, until the work is done that `used` is handed over for. `run` refuses what another argument
+                // writes, or reads where this one is written.
+                Ok(unsafe { $value })
             }
 
             #[allow(private_interfaces)]
             fn used(&self) -> Option<Used<'_>> {
-                Some(Used { operand: &**self, span: self.span(), is_written: $is_written })
+                Some(Used::of(self, $is_written))
             }
         }
     )* };
 }
 tensors! {
-    GlobalSlice of &Tensor<T>, false: |x, name| GlobalSlice::new(x.arg(), x.length_of_slice(name)?);
-    GlobalMatrix of &Tensor<T>, false: |x, name| {
-        let (rows, columns, stride) = x.sizes_of_matrix(name)?;
+    GlobalSlice of &Tensor<T>, false: |x, kernel, name| {
+        GlobalSlice::new(x.arg(), x.length_of_slice(kernel, name)?)
+    };
+    GlobalMatrix of &Tensor<T>, false: |x, kernel, name| {
+        let (rows, columns, stride) = x.sizes_of_matrix(kernel, name)?;
         GlobalMatrix::new(x.arg(), rows, columns, stride)
     };
-    GlobalSliceMut of &mut Tensor<T>, true: |x, name| {
-        let length = x.length_of_slice(name)?;
-        GlobalSliceMut::new(x.written(name)?, length)
+    GlobalSliceMut of &mut Tensor<T>, true: |x, kernel, name| {
+        let length = x.length_of_slice(kernel, name)?;
+        GlobalSliceMut::new(x.written(kernel, name)?, length)
     };
-    GlobalAtomics of &mut Tensor<T>, true: |x, name| {
-        let length = x.length_of_slice(name)?;
-        GlobalAtomics::new(x.written(name)?, length)
+    GlobalAtomics of &mut Tensor<T>, true: |x, kernel, name| {
+        let length = x.length_of_slice(kernel, name)?;
+        GlobalAtomics::new(x.written(kernel, name)?, length)
     };
-    GlobalMatrixMut of &mut Tensor<T>, true: |x, name| {
-        let (rows, columns, stride) = x.sizes_of_matrix(name)?;
-        GlobalMatrixMut::new(x.written(name)?, rows, columns, stride)
+    GlobalMatrixMut of &mut Tensor<T>, true: |x, kernel, name| {
+        let (rows, columns, stride) = x.sizes_of_matrix(kernel, name)?;
+        GlobalMatrixMut::new(x.written(kernel, name)?, rows, columns, stride)
     };
 }
 
 /// The arguments of a safe launch: a tuple of [`LaunchArg`]s.
 pub trait LaunchArgs<P> {
-    /// The parameters' values, for a kernel that gives its parameters these names.
+    /// The parameters' values, for the kernel of this name, which gives its parameters these names.
     ///
     /// # Errors
     ///
     /// As for [`LaunchArg::param`].
-    fn params(&mut self, names: &'static [&'static str]) -> Result<P>;
+    fn params(&mut self, kernel: &'static str, names: &'static [&'static str]) -> Result<P>;
 
     /// The tensors among them, each with the place of its argument.
     #[doc(hidden)]
@@ -174,8 +197,8 @@ pub trait LaunchArgs<P> {
 macro_rules! launch_args {
     ($($arg:ident $param:ident $index:tt),*) => {
         impl<$($param: KernelParam, $arg: LaunchArg<$param>),*> LaunchArgs<($($param,)*)> for ($($arg,)*) {
-            fn params(&mut self, names: &'static [&'static str]) -> Result<($($param,)*)> {
-                Ok(($(self.$index.param(names.get($index).copied().unwrap_or("?"))?,)*))
+            fn params(&mut self, kernel: &'static str, names: &'static [&'static str]) -> Result<($($param,)*)> {
+                Ok(($(self.$index.param(kernel, name_of(names, $index))?,)*))
             }
 
             #[allow(private_interfaces)]
@@ -198,26 +221,32 @@ launch_args!(A P 0, B Q 1, C R 2, D S 3, E T 4, F U 5, G V 6, H W 7);
 impl<K: SafeKernel> TypedKernel<K> {
     /// Launches `grid` blocks with these tensors and numbers; nothing where `grid` has no blocks.
     ///
-    /// The work is ordered with every other use of the tensors, as by [`Stream::with_operands`].
+    /// The work is ordered with every other use of the tensors, as by [`Stream::with_operands`]. Errors name the kernel and its parameter.
     ///
     /// # Errors
     ///
     /// [`Error::Shape`] and [`Error::Stride`] for a tensor that is no slice or matrix, [`Error::ReadOnly`] for one that is
-    /// written and may not be, [`Error::Overlap`] if one that is written shares memory with another; otherwise as for
-    /// [`launch`](Self::launch).
+    /// written and may not be, [`Error::DeviceMismatch`] for one on another device than the stream. [`Error::Overlap`] if one that is written shares memory with
+    /// another: rows that are side by side do not, if they are as far apart in both. [`Error::LaunchLimit`] for a grid of more threads than 64 bits count.
+    /// Otherwise as for [`launch`](Self::launch).
     pub fn run<A: LaunchArgs<K::Args>>(&self, stream: &Stream, grid: [u32; 3], mut args: A) -> Result<()> {
-        let names = K::DECLARATION.params;
-        let params = args.params(names)?;
+        let Declaration { name: kernel, params: names, .. } = K::DECLARATION;
+        let params = args.params(kernel, names)?;
         let used = args.used();
-        expect_apart(&used, names)?;
+        expect_apart(&used, kernel, names)?;
+        self.function().device().expect_same(kernel, "stream", stream.device())?;
+        for (index, used) in &used {
+            stream.device().expect_same(kernel, name_of(names, *index), used.device)?;
+        }
+        expect_countable(&K::DECLARATION, grid)?;
         let operands: Vec<&dyn Operand> = used.iter().map(|(_, used)| used.operand).collect();
         stream.with_operands(&operands, || {
             if grid.contains(&0) {
                 return Ok(());
             }
-            // SAFETY: a safe kernel asks for memory that its arguments describe, which is that of tensors. What is written
-            // shares no memory with another argument. Tensors are freed in the order of their home streams, which
-            // `with_operands` makes wait for this work.
+            // SAFETY: the entry is what the safe function was compiled to, as who made this kernel has checked or promised. It asks for memory that its
+            // arguments describe, which is that of tensors. What is written shares no memory with another argument. Tensors are freed in the order of their
+            // home streams, which `with_operands` makes wait for this work.
             unsafe { self.launch(stream, grid, params) }
         })
     }
@@ -244,17 +273,38 @@ fn grid_for<K: Kernel>(Extent(extent): Extent) -> [u32; 3] {
     [0, 1, 2].map(|axis| u32::try_from(blocks(axis)).unwrap_or(u32::MAX))
 }
 
+/// Refuses a grid whose threads 64 bits do not count: their indices would be those of others.
+fn expect_countable(declaration: &Declaration, grid: [u32; 3]) -> Result<()> {
+    let lengths = declaration.block.into_iter().chain(grid);
+    match lengths.into_iter().try_fold(1u64, |product, length| product.checked_mul(u64::from(length))) {
+        Some(_) => Ok(()),
+        None => Err(Error::LaunchLimit {
+            kernel: declaration.name.to_owned(),
+            quantity: "the grid",
+            expected: format!("less than 2⁶⁴ threads in blocks of {:?}", declaration.block),
+            actual: format!("{grid:?}"),
+        }),
+    }
+}
+
+fn name_of(names: &[&'static str], index: usize) -> &'static str {
+    names.get(index).copied().unwrap_or("?")
+}
+
 /// Refuses a tensor that is written and shares memory with another.
-fn expect_apart(used: &[(usize, Used<'_>)], names: &'static [&'static str]) -> Result<()> {
-    let name = |index: usize| names.get(index).copied().unwrap_or("?");
+fn expect_apart(
+    used: &[(usize, Used<'_>)],
+    kernel: &'static str,
+    names: &'static [&'static str],
+) -> Result<()> {
     for (index, (at, own)) in used.iter().enumerate() {
         for (other_at, other) in &used[index + 1..] {
-            if (own.is_written || other.is_written) && own.span.meets(&other.span) {
+            if own.conflicts(other) {
                 let (written, read) = if own.is_written { (at, other_at) } else { (other_at, at) };
                 return Err(Error::Overlap {
-                    operation: OPERATION,
-                    operand: name(*written),
-                    other: name(*read),
+                    operation: kernel,
+                    operand: name_of(names, *written),
+                    other: name_of(names, *read),
                 });
             }
         }

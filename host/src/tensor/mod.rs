@@ -66,6 +66,40 @@ impl Span<'_> {
     }
 }
 
+/// Rows of neighbours that a tensor's elements make, whatever its type: what [`Span`] tells of, without the gaps between rows.
+#[derive(Clone, Copy)]
+pub(crate) struct RowSpan<'t> {
+    span: Span<'t>,
+    /// From the start of a row to that of the next, in bytes; `None` for a single row, or none.
+    pitch: Option<usize>,
+    /// Of a row, in bytes.
+    width: usize,
+}
+
+impl RowSpan<'_> {
+    /// Whether they may have a byte in common. Told exactly of rows that are as far apart in both, a single row by the other's; those
+    /// may be side by side.
+    pub(crate) fn meets(&self, other: &RowSpan<'_>) -> bool {
+        if !self.span.meets(&other.span) {
+            return false;
+        }
+        let pitch = match (self.pitch, other.pitch) {
+            (Some(own), Some(others)) if own == others => own,
+            (Some(pitch), None) | (None, Some(pitch)) => pitch,
+            _ => return true,
+        };
+        let is_told =
+            pitch >= self.width.max(other.width) && Arc::ptr_eq(self.span.buffer, other.span.buffer);
+        if !is_told || pitch == 0 {
+            return true;
+        }
+        let [start, other_start] = [self.span.bytes[0], other.span.bytes[0]];
+        // From the start of a row here to the next start of one there.
+        let between = (other_start % pitch + pitch - start % pitch) % pitch;
+        between < self.width || between + other.width > pitch
+    }
+}
+
 /// A tensor's layout, whatever its type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'t> {
@@ -213,27 +247,22 @@ impl<T: Element> Tensor<T> {
     /// As [`shares_memory`](Self::shares_memory), but told exactly of matrices whose rows are as far apart in both: rows that are side by side have nothing in
     /// common.
     pub(crate) fn shares_rows<U: Element>(&self, other: &Tensor<U>) -> bool {
-        if !self.shares_memory(other) {
-            return false;
+        match (self.row_span(), other.row_span()) {
+            (Some(own), Some(others)) => own.meets(&others),
+            _ => self.shares_memory(other),
         }
-        let (Ok(own), Ok(others)) = (self.flatten_leading(), other.flatten_leading()) else { return true };
-        let rows = |shape: &[usize], strides: &[usize], size: usize| {
-            (shape[1] == 1 || strides[1] == 1).then_some((strides[0] * size, shape[1] * size))
-        };
-        let (own_rows, others_rows) = (
-            rows(own.shape(), own.strides(), size_of::<T>()),
-            rows(others.shape(), others.strides(), size_of::<U>()),
-        );
-        let (Some((pitch, width)), Some((other_pitch, other_width))) = (own_rows, others_rows) else {
-            return true;
-        };
-        if pitch != other_pitch || pitch == 0 || !Arc::ptr_eq(&self.buffer, &other.buffer) {
-            return true;
-        }
-        let [start, other_start] = [self.span().bytes[0], other.span().bytes[0]];
-        // From the start of a row here to the next start of one there.
-        let between = (other_start % pitch + pitch - start % pitch) % pitch;
-        between < width || between + other_width > pitch
+    }
+
+    /// The rows that the elements make, if they do: all axes but the last one are one of rows, and elements of a row are neighbours.
+    pub(crate) fn row_span(&self) -> Option<RowSpan<'_>> {
+        let matrix = self.layout.flatten_leading().ok()?;
+        let (&[rows, columns], &[stride, between]) = (matrix.shape(), matrix.strides()) else { return None };
+        let pitch = (rows > 1).then_some(stride * size_of::<T>());
+        (columns <= 1 || between == 1).then_some(RowSpan {
+            span: self.span(),
+            pitch,
+            width: columns * size_of::<T>(),
+        })
     }
 
     /// Whether the other tensor is the same view of the same memory, whose elements have the same type.
@@ -394,5 +423,65 @@ impl<T: Element> fmt::Debug for Tensor<T> {
             .field("strides", &self.strides())
             .field("device", &self.device())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::Tensor;
+    use crate::device::Device;
+
+    /// A part of `0..length`, which may be empty.
+    fn part(length: usize) -> impl Strategy<Value = std::ops::Range<usize>> {
+        (0..=length, 0..=length).prop_map(|(a, b)| a.min(b)..a.max(b))
+    }
+
+    fn places(tensor: &Tensor<u8>) -> HashSet<usize> {
+        let [rows, columns] = [0, 1].map(|axis| tensor.shape()[axis]);
+        let [stride, between] = [0, 1].map(|axis| tensor.strides()[axis]);
+        let place = move |row, column| tensor.layout.offset() + row * stride + column * between;
+        (0..rows).flat_map(|row| (0..columns).map(move |column| place(row, column))).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn rows_that_are_as_far_apart_share_what_their_elements_share(
+            (rows, columns) in (1usize..6, 1usize..9),
+            (of_rows, of_columns) in (part(5), part(8)),
+            (other_rows, other_columns) in (part(5), part(8)),
+        ) {
+            let whole = Tensor::<u8>::zeros(&Device::cpu(), [rows, columns]).unwrap();
+            let within = |range: std::ops::Range<usize>, length: usize| range.start.min(length)..range.end.min(length);
+            let part = |of_rows, of_columns| {
+                whole.slice(0, within(of_rows, rows)).and_then(|x| x.slice(1, within(of_columns, columns))).unwrap()
+            };
+            let (a, b) = (part(of_rows, of_columns), part(other_rows, other_columns));
+            let share = !places(&a).is_disjoint(&places(&b));
+            prop_assert_eq!(a.shares_rows(&b), share, "{:?} and {:?}", a, b);
+            prop_assert_eq!(b.shares_rows(&a), share, "{:?} and {:?}", a, b);
+        }
+
+        #[test]
+        fn what_shares_an_element_is_told_of_any_views(
+            (rows, columns) in (1usize..6, 1usize..9),
+            (start, length) in (0usize..40, 0usize..40),
+            part in part(8),
+            is_across in any::<bool>(),
+        ) {
+            let flat = Tensor::<u8>::zeros(&Device::cpu(), [80]).unwrap();
+            let a = flat.slice(0, 0..rows * columns).and_then(|x| x.reshape([rows, columns])).unwrap();
+            let a = a.slice(1, part.start.min(columns)..part.end.min(columns)).unwrap();
+            let a = if is_across { a.swap_axes(0, 1).unwrap() } else { a };
+            let b = flat.slice(0, start..start + length).and_then(|x| x.reshape([1, length])).unwrap();
+            if !places(&a).is_disjoint(&places(&b)) {
+                prop_assert!(a.shares_rows(&b) && b.shares_rows(&a), "{:?} and {:?}", a, b);
+            }
+        }
     }
 }

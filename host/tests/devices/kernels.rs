@@ -1,7 +1,8 @@
 //! Kernels: loading, typed and untyped launches, and everything that is refused before or instead of a launch.
 
 use libtest_mimic::Failed;
-use warpsmith::{Device, Error, Module, Tensor};
+use warpsmith::{Device, Error, Module, Tensor, TypedKernel};
+use warpsmith_dsl::launch::Kernel;
 
 use crate::ptx::{
     Absent, Scale, ScaleParams, ScaleWithLargeBlock, ScaleWithWideParams, ScaleWithoutParams, ShippedLinear,
@@ -45,8 +46,14 @@ fn module(device: &Device) -> Result<Module, Failed> {
     Ok(device.load_ptx("hand-written.ptx", TEXT)?)
 }
 
+/// The entry that `K` names, of the text of [`TEXT`].
+fn kernel<K: Kernel>(module: &Module) -> warpsmith::Result<TypedKernel<K>> {
+    // SAFETY: the types name entries of the text, or are wrong on purpose and refused.
+    unsafe { module.kernel_unchecked() }
+}
+
 fn a_typed_launch_computes(device: &Device) -> Result<(), Failed> {
-    let kernel = module(device)?.kernel::<Scale>()?;
+    let kernel = kernel::<Scale>(&module(device)?)?;
     let count = 1000;
     let values: Vec<f32> = (0..count).map(|i| i as f32).collect();
     let x = Tensor::from_slice(device, &values, [values.len()])?;
@@ -196,14 +203,14 @@ fn types_that_disagree_with_the_ptx_are_refused(device: &Device) -> Result<(), F
         }
         other => panic!("expected a mismatch, got {other:?}"),
     };
-    mismatch(module.kernel::<ScaleWithoutParams>().map(drop), "the number of parameters");
-    mismatch(module.kernel::<ScaleWithWideParams>().map(drop), "a parameter");
-    mismatch(module.kernel::<ScaleWithLargeBlock>().map(drop), "the block");
+    mismatch(kernel::<ScaleWithoutParams>(&module).map(drop), "the number of parameters");
+    mismatch(kernel::<ScaleWithWideParams>(&module).map(drop), "a parameter");
+    mismatch(kernel::<ScaleWithLargeBlock>(&module).map(drop), "the block");
     Ok(())
 }
 
 fn missing_kernels_are_named(device: &Device) -> Result<(), Failed> {
-    let result = module(device)?.kernel::<Absent>();
+    let result = kernel::<Absent>(&module(device)?);
     match result {
         Err(Error::MissingKernel { kernel, available, module }) => {
             assert_eq!((kernel.as_str(), module.as_str()), ("absent", "hand-written.ptx"));
@@ -292,7 +299,7 @@ fn a_loaded_kernel_is_still_refused_to_a_type_that_disagrees(device: &Device) ->
 }
 
 fn an_access_out_of_bounds_is_a_finding(device: &Device) -> Result<(), Failed> {
-    let kernel = module(device)?.kernel::<Scale>()?;
+    let kernel = kernel::<Scale>(&module(device)?)?;
     let x = Tensor::<f32>::zeros(device, [100])?;
     let mut y = Tensor::<f32>::zeros(device, [100])?;
     let arguments = (x.arg(), y.arg_mut(), ScaleParams { factor: 1.0, count: 101 });

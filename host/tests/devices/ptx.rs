@@ -114,6 +114,7 @@ const SCALE: Declaration = Declaration {
     min_blocks_per_sm: 1,
     shared_bytes: 0,
     params: &["x", "y", "p"],
+    source: None,
 };
 
 /// The entry `scale`.

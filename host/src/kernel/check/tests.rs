@@ -201,6 +201,7 @@ fn a_declaration_must_agree_with_the_entry() {
         min_blocks_per_sm: 1,
         shared_bytes: 0,
         params: &["a", "b"],
+        source: None,
     };
     let layout = [(8, 8), (12, 4)].map(|(size, align)| ParamLayout { size, align });
     check_declaration(&declaration, &layout, &entry(), &RESOURCES).unwrap();
@@ -227,4 +228,30 @@ fn a_declaration_must_agree_with_the_entry() {
     let bounded = PtxEntry { required_block: None, max_threads: Some(64), ..entry() };
     let result = check_declaration(&declaration, &layout, &bounded, &RESOURCES);
     assert_eq!(quantity(result), "the largest block");
+}
+
+#[test]
+fn a_safe_kernel_is_of_the_function_that_its_type_is_of() {
+    let declaration = |source| Declaration {
+        name: "k",
+        family: "",
+        block: [128, 1, 1],
+        cluster: [1, 1, 1],
+        min_blocks_per_sm: 1,
+        shared_bytes: 0,
+        params: &["a", "b"],
+        source,
+    };
+    let noted = |source| PtxEntry { source, ..entry() };
+    check_source(&declaration(Some(7)), &noted(Some(7))).unwrap();
+    // An unsafe function's launches are `unsafe`.
+    check_source(&declaration(None), &noted(Some(7))).unwrap();
+    check_source(&declaration(None), &noted(None)).unwrap();
+    for (source, actual) in [(None, "absent"), (Some(8), "0x0000000000000008")] {
+        let error = check_source(&declaration(Some(7)), &noted(source)).unwrap_err().to_string();
+        assert!(
+            error.contains("`k`") && error.contains("0x0000000000000007") && error.contains(actual),
+            "{error}"
+        );
+    }
 }
