@@ -24,6 +24,14 @@ pub(crate) enum Atomic {
     CompareExchange,
 }
 
+impl Atomic {
+    /// Whether such operations on integers leave the same in any order. Counting up or down to a limit does if all have the same one, which
+    /// nobody can know.
+    fn commutes(self) -> bool {
+        matches!(self, Self::Add | Self::Min | Self::Max | Self::And | Self::Or | Self::Xor)
+    }
+}
+
 /// How an access takes part in synchronisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Strength {
@@ -435,12 +443,22 @@ impl Op {
             | Self::Store { space: Space::Global | Space::Generic, strength, .. } => {
                 strength != Strength::Weak
             }
-            Self::Atomic { space: Space::Global | Space::Generic, .. }
-            | Self::Fence { gpu: true }
+            Self::Atomic { space: Space::Global | Space::Generic, .. } => self.reduction().is_none(),
+            Self::Fence { gpu: true }
             | Self::TensorCopy { what: TensorCopy::Reduce(_), .. }
             | Self::BulkCopy(BulkCopy::Store(Some(_))) => true,
             _ => false,
         }
+    }
+
+    /// A reduction in global memory that leaves the same in any order, and nobody sees in which: of integers, without a result. Different
+    /// ones of the same bytes do not commute with each other.
+    pub(crate) fn reduction(self) -> Option<(Atomic, Ty)> {
+        let Self::Atomic { op, space: Space::Global | Space::Generic, ty, result, strength } = self else {
+            return None;
+        };
+        let integer = matches!(ty, Ty::B32 | Ty::B64 | Ty::U32 | Ty::U64 | Ty::S32 | Ty::S64);
+        (op.commutes() && integer && !result && strength == Strength::Relaxed).then_some((op, ty))
     }
 
     /// Whether it uses mbarriers, or memory through another proxy, so that clocks need channels.

@@ -23,6 +23,8 @@ pub(crate) trait Unit: Copy {
     type Atomic;
     fn load(cell: &Self::Atomic) -> Self;
     fn store(cell: &Self::Atomic, value: Self);
+    /// Replaces the value by what `new` makes of it, at once; gives the value before.
+    fn update(cell: &Self::Atomic, new: impl Fn(Self) -> Self) -> Self;
 }
 
 macro_rules! unit {
@@ -36,6 +38,13 @@ macro_rules! unit {
             #[inline(always)]
             fn store(cell: &$atomic, value: $unit) {
                 cell.store(value, Relaxed);
+            }
+            fn update(cell: &$atomic, new: impl Fn(Self) -> Self) -> Self {
+                let mut old = cell.load(Relaxed);
+                while let Err(now) = cell.compare_exchange_weak(old, new(old), Relaxed, Relaxed) {
+                    old = now;
+                }
+                old
             }
         }
     )*};
@@ -133,6 +142,11 @@ impl Storage {
     #[inline(always)]
     pub(crate) fn store<T: Unit>(&self, offset: u64, value: T) {
         T::store(self.cell::<T>(offset), value);
+    }
+
+    /// Replaces the unit at `offset`, which is aligned to the unit's size and inside, by what `new` makes of it; gives the unit before.
+    pub(crate) fn update<T: Unit>(&self, offset: u64, new: impl Fn(T) -> T) -> T {
+        T::update(self.cell::<T>(offset), new)
     }
 
     /// Whether all of the `bytes` (at most 8, inside one word) from `offset` were written.
