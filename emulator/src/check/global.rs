@@ -169,7 +169,7 @@ impl Log {
             let first = page * u64::from(REGION);
             let mut whole = 0;
             for (granule, bytes) in granules((at % PAGE) as u32, (last - at) as u32) {
-                if access == Access::Read && bytes == u16::MAX {
+                if bytes == u16::MAX {
                     whole |= 1 << granule;
                 } else {
                     self.access(order, (allocation, page), 1 << granule, bytes, who, (access, true))
@@ -177,8 +177,12 @@ impl Log {
                 }
             }
             if whole != 0 {
-                self.read_whole(order, (allocation, page), whole, who, true)
-                    .map_err(|(granule, conflict)| (first + u64::from(granule), conflict))?;
+                let place = (allocation, page);
+                let noted = match access {
+                    Access::Read => self.read_whole(order, place, whole, who, true),
+                    _ => self.access(order, place, whole, u16::MAX, who, (access, true)),
+                };
+                noted.map_err(|(granule, conflict)| (first + u64::from(granule), conflict))?;
             }
             at = last;
         }
@@ -230,8 +234,8 @@ impl Log {
     }
 }
 
-/// Cuts a range of bytes at the borders of pages, and of granules where they are touched in part: calls with the page, its granules and the
-/// bytes of each of them.
+/// Cuts a range of bytes at the borders of pages, and of granules that are touched in part. Calls with the page, its granules
+/// and the bytes of each.
 #[inline(always)]
 pub(crate) fn pieces(offset: u64, total: u32, mut each: impl FnMut(u64, u64, u16)) {
     let (mut at, end, granule) = (offset, offset + u64::from(total), u64::from(GRANULE));
