@@ -92,8 +92,8 @@ struct Granules {
 }
 
 impl Granules {
-    /// Calls with each word of bits that lanes touch, until it says that this is enough. Neighbouring lanes mostly touch one word, which is
-    /// then one call.
+    /// Calls with each word of bits that lanes touch, until it says that this is enough. Neighbouring lanes mostly share a word
+    /// and one call.
     #[inline(always)]
     fn words(
         lanes: u32,
@@ -306,8 +306,8 @@ impl LaneLog {
         self.together.push_back(Together { rows, offsets, at, unfenced: lanes });
     }
 
-    /// Changes whenever lanes are ordered, pass something on or execute a proxy fence. While it does not, to note a write again says nothing
-    /// new.
+    /// Changes whenever lanes are ordered, pass something on or execute a proxy fence. Until then, to note a write again says
+    /// nothing new.
     pub(crate) fn points(&self) -> u64 {
         self.points
     }

@@ -213,8 +213,8 @@ impl Core<'_> {
         (inside && self.block.shared.all_written(first as usize, total)).then_some(Run { first, step, total })
     }
 
-    /// A plain access to global memory by all lanes, to one address or to neighbours in order, that is aligned and inside one allocation, with
-    /// nothing to be checked about it but races and what was written.
+    /// A plain access to global memory by all lanes, to one address or to neighbours in order. It is aligned and inside one
+    /// allocation: only races and what was written are left to be checked.
     #[inline(always)]
     pub(crate) fn global_run(
         &mut self,

@@ -47,8 +47,8 @@ const LEAST_WORK: u64 = 64;
 const PART: u64 = 1 << 16;
 
 impl Core<'_> {
-    /// What to say if the launch has run for too long. Tells it what the cluster has run since it was last asked, so that clusters that run at
-    /// the same time count, too.
+    /// What to say if the launch has run for too long. First tells the launch what the cluster has run, so that all clusters that
+    /// run at the same time count.
     pub(crate) fn over_budget(&mut self) -> Option<String> {
         let ran = self.cluster_instructions();
         self.launch.done.fetch_add(ran - self.told, Relaxed);

@@ -5,8 +5,11 @@ use warpsmith_emulator::{Config, Limits, Machine};
 
 use crate::common::{finding, launch, module};
 
+/// What a word and an operand become.
+type Reduce = fn(u64, u64) -> u64;
+
 /// Reductions, and what they make of a word in this order; those of 32 bits leave the upper half.
-const REDUCTIONS: [(&str, fn(u64, u64) -> u64); 12] = [
+const REDUCTIONS: [(&str, Reduce); 12] = [
     ("add.u32", |old, new| u64::from((old as u32).wrapping_add(new as u32))),
     ("add.s32", |old, new| u64::from((old as u32).wrapping_add(new as u32))),
     ("add.u64", u64::wrapping_add),
