@@ -276,3 +276,21 @@ fn memory_of_the_heap_is_used_and_given_back_once() {
     let found = fails(&[DRIVER, &entry(&[allocate, "ld.b32 %v, [%f];", free].concat())].concat());
     assert_eq!(found.kind, FindingKind::Uninitialised);
 }
+
+#[test]
+fn the_next_owner_of_memory_of_the_heap_is_ordered_behind_the_last() {
+    // Two blocks of 3 MB fit; whoever comes later gets one that was given back.
+    let allocate = "st.param.b64 [n], 3145728; call (r), malloc, (n); ld.param.b64 %f, [r];\n";
+    let (store, free) = ("st.b32 [%f], %t;\n", "st.param.b64 [q], %f; call free, (q);\n");
+    let run = |body: &[&str]| {
+        let text = format!(
+            "{DRIVER}.visible .entry test()\n{{\n.reg .b64 %f; .reg .b32 %t; .param .b64 n; .param .b64 r; .param .b64 q;\n\
+             mov.u32 %t, %ctaid.x;\n{}ret;\n}}\n",
+            body.concat()
+        );
+        launch(&Machine::default(), &parse(&text).unwrap(), 5, 1, 0, &[])
+    };
+    run(&[allocate, store, free]).unwrap_or_else(|error| panic!("{error}"));
+    let found = finding(run(&[allocate, free, store]));
+    assert_eq!(found.kind, FindingKind::GlobalRace, "{found}");
+}

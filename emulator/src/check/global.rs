@@ -7,8 +7,9 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::ledger::{Entry, Kind};
+use super::ledger::Entry;
 use super::order::{self, Memory, Order};
+use super::page::{Page, Part, Reads};
 use super::shadow::{Access, Conflict, GRANULE, REGION, Who, granules};
 
 /// Bytes of a page.
@@ -49,52 +50,22 @@ impl Hasher for Mix {
 
 pub(super) type Map<V> = HashMap<Key, V, BuildHasherDefault<Mix>>;
 
-/// Reads that a page keeps before it looks for some to leave out.
-const ROOM: usize = 128;
-
-/// Accesses of a warp at one time: whole granules, a bit each.
-#[derive(Clone, Copy, Debug)]
-struct Reads {
-    actor: order::Actor,
-    stamp: u32,
-    at: u32,
-    granules: u64,
-}
-
-/// An access to some bytes of a granule.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    actor: order::Actor,
-    stamp: u32,
-    at: u32,
-    granule: u8,
-    bytes: u16,
-    atomic: bool,
-    /// By the copy engine.
-    agent: bool,
-    /// A plain write behind an atomic operation of its warp on the same bytes: it may follow those of others that count down to it, as the
-    /// last block of a reduction does.
-    after_atomic: bool,
-}
-
+/// Where pages that were found last are: the rows of a tile have a page each.
 #[derive(Debug)]
-struct Page {
-    reads: Vec<Reads>,
-    /// How many reads there may be before it is worth looking for those that no longer count.
-    room: usize,
-    part_reads: Vec<Part>,
-    /// Strong reads, which may meet atomic operations.
-    polls: Vec<Part>,
-    /// Reads of what nobody may write as long as the launch lasts: whole granules, with one who did, and parts.
-    constant: u64,
-    constant_by: Who,
-    constants: Vec<Part>,
-    /// Granules that were written.
-    written: u64,
-    /// The last writes, and earlier ones of other bytes or other warps.
-    writes: Vec<Part>,
-    /// It was touched since the log was last looked at.
-    recent: bool,
+struct Found([(Key, u32); 64]);
+
+impl Found {
+    #[inline(always)]
+    fn place(key: Key) -> usize {
+        (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
+    }
+}
+
+impl Default for Found {
+    fn default() -> Self {
+        // No page has this key.
+        Self([(Key::MAX, 0); 64])
+    }
 }
 
 /// What a cluster did to global memory so far.
@@ -102,7 +73,7 @@ struct Page {
 pub(crate) struct Log {
     index: Map<usize>,
     pages: Vec<(Key, Page)>,
-    last: Option<(Key, usize)>,
+    found: Found,
     /// The pages that were touched since the log was last looked at.
     recent: Vec<usize>,
 }
@@ -110,8 +81,8 @@ pub(crate) struct Log {
 impl Log {
     #[inline(always)]
     fn page(&mut self, key: Key) -> &mut Page {
-        let index = match self.last {
-            Some((last, index)) if last == key => index,
+        let index = match self.found.0[Found::place(key)] {
+            (found, index) if found == key => index as usize,
             _ => self.find(key),
         };
         let page = &mut self.pages[index].1;
@@ -128,7 +99,7 @@ impl Log {
             pages.push((key, Page::default()));
             pages.len() - 1
         });
-        self.last = Some((key, index));
+        self.found.0[Found::place(key)] = (key, index as u32);
         index
     }
 
@@ -146,22 +117,9 @@ impl Log {
         let fenced = agent.then(|| order.fenced(who.actor, Memory::Global));
         let page = self.page(key(allocation, page));
         if page.written & granules != 0 {
-            for granule in bits(page.written & granules) {
-                page.check_writes(order, granule, u16::MAX, who, false, fenced)
-                    .map_err(|conflict| (granule, conflict))?;
-            }
+            page.check_writes(order, granules, u16::MAX, who, false, fenced)?;
         }
-        // The entries of this moment are the last ones, at most one for each warp.
-        for reads in page.reads.iter_mut().rev().take_while(|reads| reads.stamp == now) {
-            if reads.actor == actor {
-                reads.granules |= granules;
-                return Ok(());
-            }
-        }
-        page.reads.push(Reads { actor, stamp: now, at: who.at, granules });
-        if page.reads.len() > page.room {
-            page.prune();
-        }
+        page.note_reads(Reads { actor, stamp: now, at: who.at, granules });
         Ok(())
     }
 
@@ -211,273 +169,90 @@ impl Log {
             let first = page * u64::from(REGION);
             let mut whole = 0;
             for (granule, bytes) in granules((at % PAGE) as u32, (last - at) as u32) {
-                if access == Access::Read && bytes == u16::MAX {
+                if bytes == u16::MAX {
                     whole |= 1 << granule;
                 } else {
-                    self.access(order, (allocation, page), granule, bytes, who, (access, true))
-                        .map_err(|conflict| (first + u64::from(granule), conflict))?;
+                    self.access(order, (allocation, page), 1 << granule, bytes, who, (access, true))
+                        .map_err(|(granule, conflict)| (first + u64::from(granule), conflict))?;
                 }
             }
             if whole != 0 {
-                self.read_whole(order, (allocation, page), whole, who, true)
-                    .map_err(|(granule, conflict)| (first + u64::from(granule), conflict))?;
+                let place = (allocation, page);
+                let noted = match access {
+                    Access::Read => self.read_whole(order, place, whole, who, true),
+                    _ => self.access(order, place, whole, u16::MAX, who, (access, true)),
+                };
+                noted.map_err(|(granule, conflict)| (first + u64::from(granule), conflict))?;
             }
             at = last;
         }
         Ok(())
     }
 
-    /// Notes an access to some bytes of a granule. `agent`: it is the copy engine's, which sees only what is behind a proxy fence.
+    /// Notes an access to some bytes of each of a page's granules, a bit each. A conflict comes with the granule. `agent`: it is the copy
+    /// engine's, which sees only what is behind a proxy fence.
     pub(crate) fn access(
         &mut self,
         order: &Order,
-        (allocation, page): (usize, u64),
-        granule: u32,
+        place: (usize, u64),
+        granules: u64,
         bytes: u16,
         who: Who,
         (access, agent): (Access, bool),
-    ) -> Result<(), Conflict> {
+    ) -> Result<(), (u32, Conflict)> {
         let (actor, now) = (who.actor as order::Actor, order.now());
-        let page = self.page(key(allocation, page));
+        let page = self.page(key(place.0, place.1));
         let atomic = matches!(access, Access::Atomic | Access::Poll);
         let fenced = agent.then(|| order.fenced(who.actor, Memory::Global));
-        let after_atomic = access == Access::Write
-            && page.writes.iter().any(|w| {
-                let covers = u32::from(w.granule) == granule && w.bytes & bytes == bytes;
-                covers && w.actor == actor && (w.atomic || w.after_atomic)
-            });
-        page.check_writes(order, granule, bytes, who, atomic || after_atomic, fenced)?;
-        let part = Part {
-            actor,
-            stamp: now,
-            at: who.at,
-            granule: granule as u8,
-            bytes,
-            atomic,
-            agent,
-            after_atomic,
-        };
-        match access {
-            Access::Constant => return page.note_constant(part),
-            Access::Poll => {
-                // The last one of a warp stands for those before.
-                page.polls
-                    .retain(|p| (p.granule, p.actor, p.bytes) != (part.granule, part.actor, part.bytes));
-                page.polls.push(part);
-                return Ok(());
-            }
-            _ => {}
-        }
-        if access == Access::Read {
-            for other in page.part_reads.iter_mut().rev().take(8) {
-                if (other.actor, other.stamp, other.granule) == (actor, now, part.granule) {
-                    other.bytes |= bytes;
-                    return Ok(());
-                }
-            }
-            page.part_reads.push(part);
-            if page.part_reads.len() > page.room {
-                page.prune();
+        let mut part =
+            Part { actor, stamp: now, at: who.at, granules, bytes, atomic, agent, after_atomic: false };
+        if access != Access::Write && access != Access::Atomic {
+            for granule in bits(granules) {
+                let part = Part { granules: 1 << granule, ..part };
+                page.check_writes(order, part.granules, bytes, who, atomic, fenced)?;
+                page.note_read(part, access).map_err(|conflict| (granule, conflict))?;
             }
             return Ok(());
         }
-        let (bit, conflict) =
-            (1u64 << granule, |actor, at| Conflict { actor, at, access: Access::Read, unfenced: false });
-        for reads in page.reads.iter().filter(|reads| reads.granules & bit != 0) {
-            if !order.knows(who.actor, reads.actor, reads.stamp) {
-                return Err(conflict(reads.actor, reads.at));
+        // Mostly nobody has touched the page's granules before.
+        if page.written & granules != 0 {
+            if access == Access::Write {
+                let after = page.after_atomic(&part);
+                if after != 0 && after != granules {
+                    for granules in [after, granules & !after] {
+                        self.access(order, place, granules, bytes, who, (access, agent))?;
+                    }
+                    return Ok(());
+                }
+                part.after_atomic = after != 0;
             }
+            page.check_writes(order, granules, bytes, who, atomic || part.after_atomic, fenced)?;
         }
-        for read in page.part_reads.iter().filter(|r| u32::from(r.granule) == granule && r.bytes & bytes != 0)
-        {
-            if !order.knows(who.actor, read.actor, read.stamp) {
-                return Err(conflict(read.actor, read.at));
-            }
-        }
-        let plain = !atomic && !after_atomic;
-        let polls =
-            page.polls.iter().filter(|p| plain && u32::from(p.granule) == granule && p.bytes & bytes != 0);
-        if let Some(poll) = polls.into_iter().find(|poll| !order.knows(who.actor, poll.actor, poll.stamp)) {
-            return Err(Conflict { access: Access::Poll, ..conflict(poll.actor, poll.at) });
-        }
-        let known = page.constants.iter().find(|r| u32::from(r.granule) == granule && r.bytes & bytes != 0);
-        let whole = (page.constant & bit != 0).then_some(page.constant_by);
-        if let Some(read) = known.map(|r| Who { actor: u32::from(r.actor), at: r.at }).or(whole) {
-            return Err(Conflict {
-                access: Access::Constant,
-                ..conflict(read.actor as order::Actor, read.at)
-            });
-        }
+        page.check_reads(order, &part, who)?;
         page.note_write(part);
         Ok(())
     }
 }
 
-impl Default for Page {
-    fn default() -> Self {
-        Self {
-            reads: Vec::new(),
-            room: ROOM,
-            part_reads: Vec::new(),
-            polls: Vec::new(),
-            constant: 0,
-            constant_by: Who { actor: 0, at: 0 },
-            constants: Vec::new(),
-            written: 0,
-            writes: Vec::new(),
-            recent: false,
-        }
-    }
-}
-
-impl Page {
-    /// Leaves out reads that the same warp has done again: who is ordered behind the last is behind all.
-    #[cold]
-    fn prune(&mut self) {
-        let mut later: HashMap<order::Actor, u64> = HashMap::new();
-        for reads in self.reads.iter_mut().rev() {
-            let seen = later.entry(reads.actor).or_default();
-            reads.granules &= !*seen;
-            *seen |= reads.granules;
-        }
-        self.reads.retain(|reads| reads.granules != 0);
-        let mut seen: HashMap<(order::Actor, u8), u16> = HashMap::new();
-        for part in self.part_reads.iter_mut().rev() {
-            let later = seen.entry((part.actor, part.granule)).or_default();
-            part.bytes &= !*later;
-            *later |= part.bytes;
-        }
-        self.part_reads.retain(|part| part.bytes != 0);
-        self.room = ROOM.max(2 * self.reads.len()).max(2 * self.part_reads.len());
-    }
-
-    #[inline(always)]
-    fn check_writes(
-        &self,
-        order: &Order,
-        granule: u32,
-        bytes: u16,
-        who: Who,
-        atomic: bool,
-        fenced: Option<&[u32]>,
-    ) -> Result<(), Conflict> {
-        if self.written >> granule & 1 == 0 {
-            return Ok(());
-        }
-        for write in self.writes.iter().rev() {
-            if u32::from(write.granule) != granule || write.bytes & bytes == 0 || atomic && write.atomic {
-                continue;
-            }
-            let access = if write.atomic { Access::Atomic } else { Access::Write };
-            let conflict = Conflict { actor: write.actor, at: write.at, access, unfenced: false };
-            if !order.knows(who.actor, write.actor, write.stamp) {
-                return Err(conflict);
-            }
-            // What the engine has written it sees without a fence.
-            let fenced = fenced.filter(|_| !write.agent);
-            if fenced.is_some_and(|f| f.get(usize::from(write.actor)).is_some_and(|&f| write.stamp >= f)) {
-                return Err(Conflict { unfenced: true, ..conflict });
-            }
-        }
-        Ok(())
-    }
-
-    /// A write to some bytes of a granule, whatever orders it.
-    fn written_at(&self, granule: u32, bytes: u16) -> Option<Conflict> {
-        let write = self.writes.iter().find(|w| u32::from(w.granule) == granule && w.bytes & bytes != 0)?;
-        let access = if write.atomic { Access::Atomic } else { Access::Write };
-        Some(Conflict { actor: write.actor, at: write.at, access, unfenced: false })
-    }
-
-    /// Notes a read of what nobody may write. That nobody has yet is checked apart from order.
-    fn note_constant(&mut self, part: Part) -> Result<(), Conflict> {
-        if let Some(conflict) = self.written_at(u32::from(part.granule), part.bytes) {
-            return Err(conflict);
-        }
-        if let Some(known) = self.constants.iter_mut().find(|other| other.granule == part.granule) {
-            known.bytes |= part.bytes;
+/// Cuts a range of bytes at the borders of pages, and of granules that are touched in part. Calls with the page, its granules
+/// and the bytes of each.
+#[inline(always)]
+pub(crate) fn pieces(offset: u64, total: u32, mut each: impl FnMut(u64, u64, u16)) {
+    let (mut at, end, granule) = (offset, offset + u64::from(total), u64::from(GRANULE));
+    while at < end {
+        let page = at / PAGE;
+        let (from, to) = (at % PAGE, (end - page * PAGE).min(PAGE));
+        let (first, inside) = (from / granule, from % granule);
+        let whole = (to - from) / granule;
+        if inside != 0 || whole == 0 {
+            let last = (to - first * granule).min(granule);
+            let bytes = ((1u32 << last) - 1) & !((1u32 << inside) - 1);
+            each(page, 1 << first, bytes as u16);
+            at += last - inside;
         } else {
-            self.constants.push(part);
+            each(page, (u64::MAX >> (64 - whole)) << first, u16::MAX);
+            at += whole * granule;
         }
-        Ok(())
-    }
-
-    /// What was done from a stamp on.
-    fn tell(&self, cluster: u64, time: u32, since: u32, mut tell: impl FnMut(Entry)) {
-        let mut reads = 0;
-        for read in self.reads.iter().filter(|read| read.stamp >= since) {
-            let (granules, actor, at) = (read.granules & !reads, read.actor, read.at);
-            if granules != 0 {
-                tell(Entry {
-                    cluster,
-                    kind: Kind::Read,
-                    granules,
-                    bytes: u16::MAX,
-                    actor,
-                    at,
-                    time,
-                    after_atomic: false,
-                });
-            }
-            reads |= granules;
-        }
-        for part in self.part_reads.iter().filter(|part| part.stamp >= since) {
-            tell(part.entry(cluster, Kind::Read, time));
-        }
-        for part in self.polls.iter().filter(|part| part.stamp >= since) {
-            tell(part.entry(cluster, Kind::Poll, time));
-        }
-        if self.constant != 0 {
-            let Who { actor, at } = self.constant_by;
-            let (kind, granules, actor) = (Kind::Constant, self.constant, actor as order::Actor);
-            tell(Entry { cluster, kind, granules, bytes: u16::MAX, actor, at, time, after_atomic: false });
-        }
-        for part in &self.constants {
-            tell(part.entry(cluster, Kind::Constant, time));
-        }
-        // Neighbours that one instruction wrote are one entry.
-        let mut last: Option<Entry> = None;
-        for write in self.writes.iter().filter(|write| write.stamp >= since) {
-            let kind = if write.atomic { Kind::Atomic } else { Kind::Write };
-            match &mut last {
-                Some(last)
-                    if (last.kind, last.at, last.after_atomic, last.bytes, write.bytes)
-                        == (kind, write.at, write.after_atomic, u16::MAX, u16::MAX) =>
-                {
-                    last.granules |= 1 << write.granule;
-                }
-                _ => {
-                    if let Some(last) = last.replace(write.entry(cluster, kind, time)) {
-                        tell(last);
-                    }
-                }
-            }
-        }
-        if let Some(last) = last {
-            tell(last);
-        }
-    }
-
-    fn note_write(&mut self, part: Part) {
-        self.written |= 1 << part.granule;
-        let same = |w: &Part| {
-            (w.granule, w.actor, w.stamp, w.atomic, w.agent, w.after_atomic)
-                == (part.granule, part.actor, part.stamp, part.atomic, part.agent, part.after_atomic)
-        };
-        if let Some(write) = self.writes.iter_mut().rev().take(16).find(|w| same(w)) {
-            write.bytes |= part.bytes;
-            return;
-        }
-        // A write that covers an earlier one, and knows of it, stands for both; among atomic ones it may not know.
-        if !part.atomic {
-            self.writes.retain(|w| w.granule != part.granule || w.bytes & !part.bytes != 0);
-        } else {
-            // The last one of a warp stands for those before.
-            self.writes.retain(|w| {
-                (w.granule, w.actor, w.bytes, w.atomic) != (part.granule, part.actor, part.bytes, true)
-            });
-        }
-        self.writes.push(part);
     }
 }
 
@@ -493,14 +268,6 @@ pub(crate) fn bits(mask: u64) -> impl Iterator<Item = u32> {
     })
 }
 
-impl Part {
-    fn entry(&self, cluster: u64, kind: Kind, time: u32) -> Entry {
-        let (granules, bytes) = (1 << self.granule, self.bytes);
-        let after_atomic = self.after_atomic;
-        Entry { cluster, kind, granules, bytes, actor: self.actor, at: self.at, time, after_atomic }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -513,29 +280,30 @@ mod tests {
         let (first, second) = (Who { actor: 0, at: 1 }, Who { actor: 1, at: 2 });
         log.read_whole(&order, PLACE, 0b11, first, false).unwrap();
         assert!(log.read_whole(&order, PLACE, 0b10, second, false).is_ok());
-        let race = log.access(&order, PLACE, 1, 1, second, (Access::Write, false)).unwrap_err();
-        assert_eq!((race.actor, race.access), (0, Access::Read));
-        assert!(log.access(&order, PLACE, 2, 1, second, (Access::Write, false)).is_ok());
-        assert!(log.access(&order, PLACE, 2, 2, first, (Access::Write, false)).is_ok());
-        assert!(log.access(&order, PLACE, 2, 3, first, (Access::Read, false)).is_err());
+        let (granule, race) =
+            log.access(&order, PLACE, 1 << 1, 1, second, (Access::Write, false)).unwrap_err();
+        assert_eq!((granule, race.actor, race.access), (1, 0, Access::Read));
+        assert!(log.access(&order, PLACE, 1 << 2, 1, second, (Access::Write, false)).is_ok());
+        assert!(log.access(&order, PLACE, 1 << 2, 2, first, (Access::Write, false)).is_ok());
+        assert!(log.access(&order, PLACE, 1 << 2, 3, first, (Access::Read, false)).is_err());
         assert!(log.read_whole(&order, PLACE, 0b100, first, false).is_err());
         order.barrier(&[(0, None), (1, None)]);
         assert!(log.read_whole(&order, PLACE, 0b100, first, false).is_ok());
-        assert!(log.access(&order, PLACE, 1, 1, second, (Access::Write, false)).is_ok());
+        assert!(log.access(&order, PLACE, 1 << 1, 1, second, (Access::Write, false)).is_ok());
         // Atomic operations do not race with each other.
-        assert!(log.access(&order, PLACE, 9, 15, first, (Access::Atomic, false)).is_ok());
-        assert!(log.access(&order, PLACE, 9, 15, second, (Access::Atomic, false)).is_ok());
-        assert!(log.access(&order, PLACE, 9, 15, second, (Access::Read, false)).is_err());
+        assert!(log.access(&order, PLACE, 1 << 9, 15, first, (Access::Atomic, false)).is_ok());
+        assert!(log.access(&order, PLACE, 1 << 9, 15, second, (Access::Atomic, false)).is_ok());
+        assert!(log.access(&order, PLACE, 1 << 9, 15, second, (Access::Read, false)).is_err());
     }
 
     #[test]
     fn the_copy_engine_needs_a_fence() {
         let (mut log, mut order) = (Log::default(), Order::new(1, true));
         let who = Who { actor: 0, at: 1 };
-        log.access(&order, PLACE, 0, 1, who, (Access::Write, false)).unwrap();
-        assert!(log.access(&order, PLACE, 0, 1, who, (Access::Read, false)).is_ok());
-        assert!(log.access(&order, PLACE, 0, 1, who, (Access::Read, true)).unwrap_err().unfenced);
+        log.access(&order, PLACE, 1 << 0, 1, who, (Access::Write, false)).unwrap();
+        assert!(log.access(&order, PLACE, 1 << 0, 1, who, (Access::Read, false)).is_ok());
+        assert!(log.access(&order, PLACE, 1 << 0, 1, who, (Access::Read, true)).unwrap_err().1.unfenced);
         order.fence(0, &[Memory::Global]);
-        assert!(log.access(&order, PLACE, 0, 1, who, (Access::Read, true)).is_ok());
+        assert!(log.access(&order, PLACE, 1 << 0, 1, who, (Access::Read, true)).is_ok());
     }
 }

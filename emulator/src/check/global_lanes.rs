@@ -2,11 +2,9 @@
 //!
 //! As in shared memory, the lanes need not run in step. Of what they have done since they were last ordered, the last instructions are kept.
 
-use std::collections::VecDeque;
-
 use super::lanes::LaneRace;
 
-/// Reads that are kept, and writes.
+/// Reads that are kept, and writes: a bit of a mask each.
 const MOST: usize = 32;
 
 /// What lanes have done by one instruction.
@@ -22,19 +20,78 @@ struct Access {
     at: u32,
 }
 
+/// The last accesses of a kind. Their ranges stand together, so that those that are near another are found at once.
+#[derive(Debug)]
+struct Kept {
+    first: [u64; MOST],
+    end: [u64; MOST],
+    accesses: Vec<Access>,
+    /// Where the next one goes.
+    next: usize,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Self { first: [u64::MAX; MOST], end: [0; MOST], accesses: Vec::new(), next: 0 }
+    }
+}
+
+impl Kept {
+    fn clear(&mut self) {
+        if !self.accesses.is_empty() {
+            (self.first, self.end, self.next) = ([u64::MAX; MOST], [0; MOST], 0);
+            self.accesses.clear();
+        }
+    }
+
+    #[inline(always)]
+    fn push(&mut self, access: Access) {
+        (self.first[self.next], self.end[self.next]) = access.range;
+        match self.accesses.get_mut(self.next) {
+            Some(old) => *old = access,
+            None => self.accesses.push(access),
+        }
+        self.next = (self.next + 1) % MOST;
+    }
+
+    /// The accesses whose range meets another, the last ones first.
+    #[inline(always)]
+    fn near(&self, (first, end): (u64, u64)) -> impl Iterator<Item = &Access> {
+        let mut near = 0u32;
+        for index in 0..MOST {
+            near |= u32::from((self.first[index] < end) & (first < self.end[index])) << index;
+        }
+        // The last one comes to stand highest.
+        let mut rest = near.rotate_right(self.next as u32);
+        std::iter::from_fn(move || {
+            let highest = rest.checked_ilog2()?;
+            rest &= !(1 << highest);
+            self.accesses.get((highest as usize + self.next) % MOST)
+        })
+    }
+}
+
 /// What the lanes of a warp have done to global memory since they were last ordered.
 #[derive(Debug, Default)]
 pub(crate) struct GlobalLanes {
-    reads: VecDeque<Access>,
-    writes: VecDeque<Access>,
+    /// Absent until there is one.
+    kept: Option<Box<Both>>,
+}
+
+#[derive(Debug, Default)]
+struct Both {
+    reads: Kept,
+    writes: Kept,
 }
 
 impl GlobalLanes {
     /// All lanes are ordered.
     #[inline(always)]
     pub(crate) fn settle(&mut self) {
-        self.reads.clear();
-        self.writes.clear();
+        if let Some(kept) = &mut self.kept {
+            kept.reads.clear();
+            kept.writes.clear();
+        }
     }
 
     /// Notes what lanes read or write by one instruction: a race comes with the address.
@@ -47,16 +104,13 @@ impl GlobalLanes {
         write: bool,
         at: u32,
     ) -> Option<(LaneRace, u64)> {
+        let kept = self.kept.get_or_insert_default();
         let own = Access::new(lanes, addresses, bytes.into(), at);
-        let mut race = own.races_with(&self.writes, true);
+        let mut race = own.races_with(&kept.writes, true);
         if write && race.is_none() {
-            race = own.races_with(&self.reads, false);
+            race = own.races_with(&kept.reads, false);
         }
-        let list = if write { &mut self.writes } else { &mut self.reads };
-        if list.len() == MOST {
-            list.pop_front();
-        }
-        list.push_back(own);
+        if write { &mut kept.writes } else { &mut kept.reads }.push(own);
         race
     }
 }
@@ -80,19 +134,16 @@ impl Access {
     }
 
     #[inline(always)]
-    fn races_with(&self, others: &VecDeque<Self>, wrote: bool) -> Option<(LaneRace, u64)> {
-        others
-            .iter()
-            .rev()
-            .filter(|other| other.range.0 < self.range.1 && self.range.0 < other.range.1)
-            .find_map(|other| {
-                let (lane, meets) = self.meets(other)?;
-                let race = LaneRace { lane, other: meets, offset: 0, wrote, at: other.at };
-                Some((race, self.addresses[lane as usize]))
-            })
+    fn races_with(&self, others: &Kept, wrote: bool) -> Option<(LaneRace, u64)> {
+        others.near(self.range).find_map(|other| {
+            let (lane, meets) = self.meets(other)?;
+            let race = LaneRace { lane, other: meets, offset: 0, wrote, at: other.at };
+            Some((race, self.addresses[lane as usize]))
+        })
     }
 
     /// Two different lanes that touch the same bytes, if there are such: the one here, and the other.
+    #[inline(always)]
     fn meets(&self, other: &Self) -> Option<(u32, u32)> {
         if let (Some(stride), Some(same)) = (self.stride, other.stride)
             && stride == same
@@ -109,6 +160,36 @@ impl Access {
                 return None;
             }
         }
+        let start = self.range.0.min(other.range.0);
+        let span = self.range.1.max(other.range.1) - start;
+        if span > u64::from(u32::MAX) {
+            return self.meets_far(other);
+        }
+        // From the first byte of both on, 32 bits do. Two touch if the other begins less than its own bytes before and less than these bytes
+        // behind.
+        let (mut here, mut there) = ([0u32; 32], [0u32; 32]);
+        for lane in 0..32 {
+            here[lane] = self.addresses[lane].wrapping_sub(start) as u32;
+            there[lane] = other.addresses[lane].wrapping_sub(start) as u32;
+        }
+        let (before, both) = (other.bytes as u32 - 1, (self.bytes + other.bytes) as u32 - 1);
+        for lane in (0..32).filter(|lane| self.lanes >> lane & 1 == 1) {
+            let mut others = 0;
+            for (index, there) in there.iter().enumerate() {
+                let touches = there.wrapping_sub(here[lane]).wrapping_add(before) < both;
+                others |= u32::from(touches) << index;
+            }
+            let others = others & other.lanes & !(1 << lane);
+            if others != 0 {
+                return Some((lane as u32, others.trailing_zeros()));
+            }
+        }
+        None
+    }
+
+    /// The same of lanes that are far apart.
+    #[cold]
+    fn meets_far(&self, other: &Self) -> Option<(u32, u32)> {
         for lane in (0..32).filter(|lane| self.lanes >> lane & 1 == 1) {
             let mut others = 0;
             for (index, address) in other.addresses.iter().enumerate() {
@@ -176,5 +257,41 @@ mod tests {
             "the next lane's"
         );
         assert!(log.access(u32::MAX, &addresses(4096 + 398, 400), 4, false, 2).is_some(), "in part");
+    }
+
+    #[test]
+    fn the_last_accesses_are_kept_and_the_latest_is_told_of() {
+        let mut log = GlobalLanes::default();
+        for at in 0..40 {
+            assert!(log.access(1, &addresses(4096 + 64 * u64::from(at), 0), 8, true, at).is_none());
+        }
+        let mut read =
+            |number: u64, bytes| log.access(2, &addresses(4096 + 64 * number, 0), bytes, false, 99);
+        for number in 0..40u32 {
+            let race = read(number.into(), 8).map(|(race, _)| (race.lane, race.other, race.at));
+            assert_eq!(race, (number >= 8).then_some((1, 0, number)), "32 of 40 are kept");
+        }
+        assert_eq!(read(30, 64 * 5).map(|(race, _)| race.at), Some(34), "the latest of several");
+    }
+
+    #[test]
+    fn lanes_that_are_far_apart_meet_as_near_ones_do() {
+        let mut log = GlobalLanes::default();
+        for (far, distance) in [(false, 1u64 << 20), (true, 1 << 40)] {
+            log.settle();
+            let mut first = addresses(4096, 16);
+            first[7] += distance;
+            assert!(log.access(u32::MAX, &first, 16, true, 1).is_none());
+            let mut second = addresses(1 << 60, 16);
+            second[9] = first[7] + 15;
+            let lanes = 1 << 9;
+            let race = log.access(lanes, &second, 1, false, 2).map(|(race, at)| (race.lane, race.other, at));
+            assert_eq!(race, Some((9, 7, first[7] + 15)), "far: {far}");
+            second[9] = first[7] + 16;
+            assert!(log.access(lanes, &second, 1, false, 3).is_none(), "far: {far}");
+            second[9] = first[7] - 1;
+            assert!(log.access(lanes, &second, 1, false, 3).is_none(), "far: {far}");
+            assert!(log.access(lanes, &second, 2, false, 3).is_some(), "far: {far}");
+        }
     }
 }

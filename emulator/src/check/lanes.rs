@@ -92,22 +92,51 @@ struct Granules {
 }
 
 impl Granules {
+    /// Calls with each word of bits that lanes touch, until it says that this is enough. Neighbouring lanes mostly share a word
+    /// and one call.
+    #[inline(always)]
+    fn words(
+        lanes: u32,
+        offset: impl Fn(usize) -> u32,
+        bytes: u32,
+        mut each: impl FnMut(usize, u64) -> bool,
+    ) -> bool {
+        let (mut word, mut mask) = (0, 0u64);
+        for lane in (0..32).filter(|lane| lanes >> lane & 1 == 1) {
+            let first = offset(lane);
+            for granule in first / GRANULE..=(first + bytes - 1) / GRANULE {
+                let here = granule as usize / 64;
+                if here != word {
+                    if mask != 0 && each(word, mask) {
+                        return true;
+                    }
+                    (word, mask) = (here, 0);
+                }
+                mask |= 1 << (granule % 64);
+            }
+        }
+        mask != 0 && each(word, mask)
+    }
+
+    #[inline(always)]
     fn set(&mut self, noted: &Noted) {
-        for lane in (0..32).filter(|lane| noted.lanes >> lane & 1 == 1) {
-            let offset = noted.offsets[lane];
-            for granule in offset / GRANULE..=(offset + noted.bytes - 1) / GRANULE {
-                let word = granule as usize / 64;
+        Self::words(
+            noted.lanes,
+            |lane| noted.offsets[lane],
+            noted.bytes,
+            |word, mask| {
                 if word >= self.bits.len() {
                     self.bits.resize(word + 64, 0);
                 }
-                self.bits[word] |= 1 << (granule % 64);
+                self.bits[word] |= mask;
                 (self.first, self.end) = if self.end == 0 {
                     (word, word + 1)
                 } else {
                     (self.first.min(word), self.end.max(word + 1))
                 };
-            }
-        }
+                false
+            },
+        );
     }
 
     #[inline(always)]
@@ -115,13 +144,18 @@ impl Granules {
         if self.end == 0 {
             return false;
         }
-        let has = |granule: u32| {
-            self.bits.get(granule as usize / 64).is_some_and(|word| word >> (granule % 64) & 1 == 1)
-        };
-        (0..32).filter(|lane| lanes >> lane & 1 == 1).any(|lane| {
-            let offset = addresses[lane] as u32;
-            (offset / GRANULE..=(offset + bytes - 1) / GRANULE).any(has)
-        })
+        let (mut first, mut last) = (u32::MAX, 0);
+        for (lane, &address) in addresses.iter().enumerate() {
+            let (offset, on) = (address as u32, lanes >> lane & 1 == 1);
+            first = first.min(if on { offset } else { u32::MAX });
+            last = last.max(if on { offset } else { 0 });
+        }
+        let word = |offset: u32| offset as usize / (GRANULE as usize * 64);
+        if word(first) >= self.end || word(last.saturating_add(bytes - 1)) < self.first {
+            return false;
+        }
+        let has = |word: usize, mask| self.bits.get(word).is_some_and(|bits| bits & mask != 0);
+        Self::words(lanes, |lane| addresses[lane] as u32, bytes, has)
     }
 
     fn clear(&mut self) {
@@ -150,6 +184,8 @@ pub(crate) struct LaneLog {
     /// Proxy fences that all lanes have executed together.
     fences: u32,
     together: VecDeque<Together>,
+    /// Counts the points that change what is known of accesses that were noted.
+    points: u64,
 }
 
 impl Default for LaneLog {
@@ -167,6 +203,7 @@ impl Default for LaneLog {
             written: false,
             fences: 0,
             together: VecDeque::new(),
+            points: 0,
         }
     }
 }
@@ -193,6 +230,7 @@ impl LaneLog {
     /// All lanes are ordered.
     #[inline(always)]
     pub(crate) fn settle(&mut self) {
+        self.points += 1;
         self.noted.clear();
         if self.written {
             self.read_granules.clear();
@@ -208,6 +246,7 @@ impl LaneLog {
     /// Some lanes pass on what they have done. What others have done since lanes were last ordered, and have not passed on themselves,
     /// is no part of it: `other` is told of it, by pairs of bytes.
     pub(crate) fn pass_on(&mut self, lanes: u32, mut other: impl FnMut(LaneAccess)) {
+        self.points += 1;
         self.make_entries();
         for &index in &self.touched {
             let entry = self.entries.entry(index as usize);
@@ -225,6 +264,7 @@ impl LaneLog {
     /// Some of the lanes that have not exited execute a proxy fence. What others have done since lanes were last ordered is not behind
     /// it, unless they have executed one themselves or have passed it on already: `other` is told of it.
     pub(crate) fn fence(&mut self, lanes: u32, live: u32, mut other: impl FnMut(LaneAccess)) {
+        self.points += 1;
         if live & !lanes == 0 {
             self.fences += 1;
             self.together.clear();
@@ -264,6 +304,12 @@ impl LaneLog {
         }
         let offsets = addresses.map(|address| address as u32);
         self.together.push_back(Together { rows, offsets, at, unfenced: lanes });
+    }
+
+    /// Changes whenever lanes are ordered, pass something on or execute a proxy fence. Until then, to note a write again says
+    /// nothing new.
+    pub(crate) fn points(&self) -> u64 {
+        self.points
     }
 
     /// Notes what lanes read or write at one instruction.

@@ -414,7 +414,7 @@ mod tests {
     use Access::{Atomic, Constant, Read, Write};
 
     fn note(log: &mut Log, order: &Order, granule: u32, bytes: u16, at: u32, access: Access) {
-        log.access(order, PLACE, granule, bytes, Who { actor: 0, at }, (access, false)).unwrap();
+        log.access(order, PLACE, 1 << granule, bytes, Who { actor: 0, at }, (access, false)).unwrap();
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub(crate) mod global_lanes;
 pub(crate) mod lanes;
 pub(crate) mod ledger;
 pub(crate) mod order;
+mod page;
 pub(crate) mod shadow;
 
 pub(crate) use finding::Lanes;

@@ -25,6 +25,15 @@ pub(crate) struct Run {
     pub(crate) total: u32,
 }
 
+/// What all lanes touch together in an allocation: each so many bytes behind the one before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GlobalRun {
+    pub(crate) allocation: usize,
+    pub(crate) offset: u64,
+    pub(crate) step: u32,
+    pub(crate) total: u32,
+}
+
 pub(super) const HINT_RED_ZONE: &str = "on a GPU the next variable may lie there";
 
 /// The positions of the bits that are set.
@@ -202,6 +211,47 @@ impl Core<'_> {
             && self.launch.in_red_zone(first, total.into()).is_none();
         let step = if same { 0 } else { bytes };
         (inside && self.block.shared.all_written(first as usize, total)).then_some(Run { first, step, total })
+    }
+
+    /// A plain access to global memory by all lanes, to one address or to neighbours in order. It is aligned and inside one
+    /// allocation: only races and what was written are left to be checked.
+    #[inline(always)]
+    pub(crate) fn global_run(
+        &mut self,
+        space: Space,
+        addresses: &[u64; 32],
+        bytes: u32,
+    ) -> Option<GlobalRun> {
+        let (first, wide) = (addresses[0], u64::from(bytes));
+        let plain = self.warp.mask == u32::MAX && self.warp.early == 0 && self.engine.stores == 0;
+        if !plain || !matches!(space, Space::Global | Space::Generic) || first % wide != 0 {
+            return None;
+        }
+        let (mut same, mut next) = (true, true);
+        for lane in 0..32 {
+            let apart = addresses[lane].wrapping_sub(first);
+            same &= apart == 0;
+            next &= apart == lane as u64 * wide;
+        }
+        if !(same | next) {
+            return None;
+        }
+        let (step, total) = if same { (0, bytes) } else { (bytes, 32 * bytes) };
+        let table = self.launch.table;
+        let mut allocation = self.warp.allocation;
+        let offset = |index: usize| {
+            let allocation = table.get(index)?;
+            let offset = first.wrapping_sub(allocation.base);
+            let size = allocation.bytes();
+            (offset < size && size - offset >= u64::from(total)).then_some(offset)
+        };
+        // No allocation is in the windows of other spaces.
+        let offset = offset(allocation).or_else(|| {
+            (allocation, _) = table.find(first)?;
+            offset(allocation)
+        })?;
+        self.warp.allocation = allocation;
+        Some(GlobalRun { allocation, offset, step, total })
     }
 
     /// Between the variables of shared memory there is nothing.

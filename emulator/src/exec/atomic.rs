@@ -108,20 +108,14 @@ fn run(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
                     if !storage.is_written(at & !(u64::from(bytes) - 1), bytes) {
                         written &= !(1 << lane);
                     }
-                    // Blocks that use atomic operations on global memory take turns on one thread.
+                    // Blocks on other threads may do the same at the same time, if it comes to the same in any order.
                     let at = at & !(u64::from(bytes) - 1);
-                    let before = match bytes {
-                        8 => storage.load::<u64>(at),
-                        4 => u64::from(storage.load::<u32>(at)),
-                        _ => u64::from(storage.load::<u16>(at)),
+                    let after = |before| apply_in_global(op, ty, before, values[lane], new[lane]);
+                    old[lane] = match bytes {
+                        8 => storage.update::<u64>(at, after),
+                        4 => u64::from(storage.update::<u32>(at, |before| after(before.into()) as u32)),
+                        _ => u64::from(storage.update::<u16>(at, |before| after(before.into()) as u16)),
                     };
-                    old[lane] = before;
-                    let after = apply_in_global(op, ty, before, values[lane], new[lane]);
-                    match bytes {
-                        8 => storage.store::<u64>(at, after),
-                        4 => storage.store::<u32>(at, after as u32),
-                        _ => storage.store::<u16>(at, after as u16),
-                    }
                     if op == Atomic::Exchange {
                         storage.set_written(at, bytes, true);
                     }

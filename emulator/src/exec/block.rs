@@ -260,7 +260,7 @@ impl Core<'_> {
         let over = if ran > limit {
             Some(format!("the block has run {ran} warp-instructions, more than the limit of {limit}"))
         } else if self.block.turns.is_multiple_of(TURNS_BETWEEN_LOOKS) {
-            self.launch.over_budget(self.cluster_instructions())
+            self.over_budget()
         } else {
             None
         };

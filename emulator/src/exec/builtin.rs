@@ -3,6 +3,7 @@
 use super::access::{LOCAL_WINDOW, SHARED_WINDOW, WINDOW, ones};
 use super::code::{Core, Flow};
 use crate::check::FindingKind;
+use crate::ir::op::Strength;
 use crate::ir::program::{Builtin, CallSite};
 use crate::memory::heap::Freed;
 use crate::numeric::printf::{self, Argument};
@@ -134,11 +135,19 @@ impl Core<'_> {
     fn allocate_on_heap(&mut self, lane: usize, site: &CallSite) -> Result<u64, Flow> {
         let bytes = self.argument(lane, site, 0)?;
         let (launch, table) = (self.launch, self.launch.table);
-        Ok(launch.heap.allocate(bytes, table).unwrap_or(0))
+        let Some((address, again)) = launch.heap.allocate(bytes, table) else { return Ok(0) };
+        if again {
+            self.synchronise(Strength::Acquire, (true, false), 1 << lane, |_| address);
+        }
+        Ok(address)
     }
 
+    /// `free`. What was done to the block before is ordered before what its next owner does.
     fn free_on_heap(&mut self, lane: usize, site: &CallSite) -> Result<u64, Flow> {
         let address = self.argument(lane, site, 0)?;
+        if address != 0 {
+            self.synchronise(Strength::Release, (false, true), 1 << lane, |_| address);
+        }
         let message = match self.launch.heap.free(address) {
             Freed::Done => return Ok(0),
             Freed::Twice => format!("a `free` of {address:#x}, which was freed before"),

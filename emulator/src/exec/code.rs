@@ -123,6 +123,8 @@ pub(crate) struct Core<'l> {
     pub(crate) cluster: Cluster,
     /// Counts the launch's clusters from 0.
     pub(crate) number: u64,
+    /// The warp-instructions that the launch has been told of.
+    pub(crate) told: u64,
     pub(crate) order: Order,
     pub(crate) engine: Engine,
     /// The cluster's accesses to global memory; absent if races are not checked.

@@ -39,6 +39,8 @@ struct Pending {
     moved: bool,
     /// The instruction that started it.
     at: u32,
+    /// What [`LaneLog::points`](crate::check::lanes::LaneLog::points) was then.
+    points: u64,
 }
 
 /// The handler that starts copies.
@@ -131,6 +133,7 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
         source,
         moved,
         at: core.warp.pc,
+        points: core.warp.lanes.points(),
     };
     if moved {
         transfer(core, &pending, lanes);
@@ -305,8 +308,9 @@ fn complete(core: &mut Core<'_>, which: impl Fn(&Pending) -> u32) -> Result<(), 
                     all |= bytes as u16;
                 }
                 shadow.complete(here, all, now);
-                let to = copy.to.map(u64::from);
-                if written.is_ok() {
+                // The start has been noted as a write, too.
+                if written.is_ok() && copy.points != core.warp.lanes.points() {
+                    let to = copy.to.map(u64::from);
                     written = core.race_lanes(done, &to, copy.bytes.into(), true);
                 }
             }

@@ -46,6 +46,17 @@ const LEAST_WORK: u64 = 64;
 /// Clusters that are given out to the threads at a time.
 const PART: u64 = 1 << 16;
 
+impl Core<'_> {
+    /// What to say if the launch has run for too long. First tells the launch what the cluster has run, so that all clusters that
+    /// run at the same time count.
+    pub(crate) fn over_budget(&mut self) -> Option<String> {
+        let ran = self.cluster_instructions();
+        self.launch.done.fetch_add(ran - self.told, Relaxed);
+        self.told = ran;
+        self.launch.over_budget()
+    }
+}
+
 /// Everything that the blocks of a launch share.
 pub(crate) struct Launch<'l> {
     pub(crate) name: &'l str,
@@ -75,7 +86,7 @@ pub(crate) struct Launch<'l> {
     pub(crate) launch_limit: u64,
     pub(crate) time_limit: Duration,
     pub(crate) started: Instant,
-    /// Warp-instructions of the clusters that have ended.
+    /// Warp-instructions that all clusters have run, as far as they have told.
     pub(crate) done: AtomicU64,
     pub(crate) resident_blocks: u32,
     /// What a thread has before the first `setmaxnreg`: as many as a multiprocessor's allow.
@@ -181,9 +192,9 @@ impl<'l> Launch<'l> {
         Err(self.finding(&mut core))
     }
 
-    /// What to say if the launch has run for too long; the cluster at hand has run so many warp-instructions.
-    pub(crate) fn over_budget(&self, instructions: u64) -> Option<String> {
-        let all = self.done.load(Relaxed).saturating_add(instructions);
+    /// What to say if the launch has run for too long.
+    fn over_budget(&self) -> Option<String> {
+        let all = self.done.load(Relaxed);
         if all > self.launch_limit {
             let limit = self.launch_limit;
             return Some(format!(
@@ -291,8 +302,7 @@ impl<'l> Launch<'l> {
         if turn != Turn::Finished {
             return turn;
         }
-        self.done.fetch_add(core.cluster_instructions(), Relaxed);
-        match self.over_budget(0) {
+        match core.over_budget() {
             None => turn,
             Some(message) => {
                 core.fail(FindingKind::Budget, 0, message, Some(HINT_BUDGET));
@@ -375,6 +385,7 @@ impl<'l> Launch<'l> {
             cluster: Cluster::new((1..self.ranks()).map(|rank| self.block(number, rank))),
             order: Order::new(actors, self.kernel.engine),
             number,
+            told: 0,
             turns: None,
             engine: Engine::new(number),
             log: self.checks.races.then(Log::default),

@@ -1,6 +1,6 @@
 //! Loads and stores.
 
-use super::access::ones;
+use super::access::{GlobalRun, ones};
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::control::lanes_where;
 use super::definedness::{spread, touched_bytes};
@@ -11,7 +11,7 @@ use crate::check::FindingKind;
 use crate::check::shadow::Access;
 use crate::ir::op::{Op, Strength};
 use crate::ir::types::Ty;
-use crate::memory::storage::Unit;
+use crate::memory::storage::{Storage, Unit};
 use crate::syntax::ast::Space;
 
 /// An integer that memory is accessed in, and how it stands in a register.
@@ -99,6 +99,27 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
         let mut parts: Vec<(usize, usize, u32)> = Vec::new();
         let bytes = E::BYTES * N as u32;
         let mask = core.warp.mask;
+        if strength == Strength::Weak
+            && let Some(run) = core.global_run(space, &addresses, bytes)
+            && let storage = &*core.launch.table.at(run.allocation).storage
+            && storage.all_written(run.offset, run.total)
+        {
+            let access = if constant { Access::Constant } else { Access::Read };
+            // The bytes come from all over memory: meanwhile, there are the checks.
+            storage.prefetch(run.offset);
+            storage.prefetch(run.offset + u64::from(run.total) / 2);
+            if let Err(flow) = core.race_global_run(&run, &addresses, bytes, access) {
+                return flow;
+            }
+            let units = units_of::<E, N>(storage, &run);
+            for n in 0..N {
+                for lane in 0..32 {
+                    values[n][lane] = units[if run.step == 0 { 0 } else { lane }][n].widen(ty.is_signed());
+                }
+                E::Register::write(core, inst.slots[n], &values[n], u32::MAX);
+            }
+            return Flow::Next;
+        }
         let result = core.by_space(space, mask, &addresses, |core, space, lanes, addresses| {
             core.check_alignment(lanes, addresses, bytes, "load")?;
             match space {
@@ -242,6 +263,37 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
         let mask = core.warp.mask;
         let raw = |n: usize, lane: usize| E::narrow(values[n][lane]).to_bytes();
         let alike = |a: usize, b: usize| (0..N).all(|n| raw(n, a) == raw(n, b));
+        if strength == Strength::Weak
+            && written == [u32::MAX; N]
+            && let Some(run) = core.global_run(space, &addresses, bytes)
+            && run.step != 0
+            && run.offset.is_multiple_of(8)
+            && !core.launch.table.at(run.allocation).read_only
+        {
+            let allocation = core.launch.table.at(run.allocation);
+            let storage = &*allocation.storage;
+            allocation.note_write(core.launch.number);
+            let same = |_: &Core<'_>, lane: usize| {
+                (0..N).all(|n| {
+                    let at = run.offset + (lane * N + n) as u64 * u64::from(E::BYTES);
+                    storage.load::<E>(at).to_bytes() == raw(n, lane)
+                })
+            };
+            let raced = core.race_global_run(&run, &addresses, bytes, Access::Write);
+            if let Err(flow) = raced.map_err(|flow| core.same_value(flow, same)) {
+                return flow;
+            }
+            let mut data = [[0u8; 16]; 32];
+            let to = data.as_flattened_mut();
+            for lane in 0..32 {
+                for n in 0..N {
+                    let at = (lane * N + n) * E::BYTES as usize;
+                    to[at..at + E::BYTES as usize].copy_from_slice(&raw(n, lane)[..E::BYTES as usize]);
+                }
+            }
+            storage.store_words(run.offset, to.as_chunks::<8>().0.iter().take(run.total as usize / 8));
+            return Flow::Next;
+        }
         let result = core.by_space(space, mask, &addresses, |core, space, lanes, addresses| {
             core.check_alignment(lanes, addresses, bytes, "store")?;
             match space {
@@ -360,6 +412,26 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
         });
         result.err().unwrap_or(Flow::Next)
     }
+}
+
+/// What a load of a range gives each lane; of one address, the first lane.
+#[inline(always)]
+fn units_of<E: Element, const N: usize>(storage: &Storage, run: &GlobalRun) -> [[E; N]; 32] {
+    let mut lanes = [[E::from_bytes([0; 8]); N]; 32];
+    let units = lanes.as_flattened_mut();
+    let (count, size) = (run.total / E::BYTES, E::BYTES as usize);
+    if run.step == 0 || !run.offset.is_multiple_of(8) {
+        for (unit, at) in units.iter_mut().take(count as usize).zip((run.offset..).step_by(size)) {
+            *unit = storage.load::<E>(at);
+        }
+        return lanes;
+    }
+    for (units, word) in units.chunks_exact_mut(8 / size).zip(storage.words_from(run.offset)) {
+        for (index, unit) in units.iter_mut().enumerate() {
+            *unit = E::from_bytes((word >> (8 * size * index)).to_le_bytes());
+        }
+    }
+    lanes
 }
 
 /// The lanes whose offset from `base` is at most `limit`.

@@ -1,11 +1,11 @@
 //! The accesses that races are looked for among, and what is said of those that are found.
 
-use super::access::{Run, ones};
+use super::access::{GlobalRun, Run, ones};
 use super::code::{Core, Flow};
 use super::control::lanes_where;
 use super::launch::HINT_CONSTANT;
 use crate::check::FindingKind;
-use crate::check::global::{Log, PAGE, bits};
+use crate::check::global::{Log, PAGE, bits, pieces};
 use crate::check::lanes::{LaneAccess, LaneRace};
 use crate::check::order;
 use crate::check::shadow::{Access, Conflict, GRANULE, REGION, Who};
@@ -375,10 +375,22 @@ impl Core<'_> {
                 }
                 whole = 0;
             }
-            for at in bits(whole | partial).map(|at| at as usize) {
-                let field = if whole >> at & 1 == 1 { u16::MAX } else { parts[at] };
-                let noted = log.access(order, (allocation, page), at as u32, field, who, (access, false));
-                failed = failed.or(noted.err().map(|conflict| (at as u32, conflict)));
+            let place = (allocation, page);
+            let mut note = |granules, field| {
+                let noted = log.access(order, place, granules, field, who, (access, false));
+                failed = failed.or(noted.err());
+            };
+            if whole != 0 {
+                note(whole, u16::MAX);
+            }
+            // Neighbours of which the same bytes are touched, together.
+            let mut left = partial & !whole;
+            while left != 0 {
+                let field = parts[left.trailing_zeros() as usize % 64];
+                let alike = bits(left).take_while(|&at| parts[at as usize] == field);
+                let granules = alike.fold(0, |all, at| all | 1u64 << at);
+                left &= !granules;
+                note(granules, field);
             }
             if let Some((at, _)) = &mut failed {
                 *at += page as u32 * REGION;
@@ -388,6 +400,49 @@ impl Core<'_> {
             None => Ok(()),
             Some((at, conflict)) => {
                 Err(self.raced_global(allocation, lanes, u64::from(at) * granule, access.name(), conflict))
+            }
+        }
+    }
+
+    /// The same for a plain access of all lanes to a range.
+    #[inline(always)]
+    pub(crate) fn race_global_run(
+        &mut self,
+        run: &GlobalRun,
+        addresses: &[u64; 32],
+        bytes: u32,
+        access: Access,
+    ) -> Result<(), Flow> {
+        let Some(log) = &mut self.log else { return Ok(()) };
+        if access != Access::Constant
+            && let Some(race) = self.warp.global_lanes.access(
+                u32::MAX,
+                addresses,
+                bytes,
+                access == Access::Write,
+                self.warp.pc,
+            )
+        {
+            return Err(self.raced_lane_in_global(race, access.name()));
+        }
+        let (order, who) = (&self.order, Who { actor: self.warp.actor, at: self.warp.pc });
+        let mut failed = None;
+        pieces(run.offset, run.total, |page, granules, field| {
+            let place = (run.allocation, page);
+            let noted = match access {
+                Access::Read if field == u16::MAX => log.read_whole(order, place, granules, who, false),
+                Access::Constant if field == u16::MAX => log.constant_whole(place, granules, who),
+                _ => log.access(order, place, granules, field, who, (access, false)),
+            };
+            let noted =
+                noted.err().map(|(at, conflict)| (page * u64::from(REGION) + u64::from(at), conflict));
+            failed = failed.or(noted);
+        });
+        match failed {
+            None => Ok(()),
+            Some((at, conflict)) => {
+                let offset = at * u64::from(GRANULE);
+                Err(self.raced_global(run.allocation, u32::MAX, offset, access.name(), conflict))
             }
         }
     }

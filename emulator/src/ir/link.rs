@@ -144,7 +144,10 @@ impl<'g, 'm, 'a> Linker<'g, 'm, 'a> {
         let done = &self.instructions;
         // Blocks that allocate must do so in the same order in every run.
         let allocates = self.calls.iter().any(|call| call.callee == Callee::Builtin(Builtin::Malloc));
-        let communicates = allocates || done.iter().any(|i| i.op.communicates());
+        let mut reductions = done.iter().filter_map(|i| i.op.reduction());
+        let first = reductions.next();
+        let mixed = reductions.any(|other| Some(other) != first);
+        let communicates = allocates || mixed || done.iter().any(|i| i.op.communicates());
         let engine = done.iter().any(|i| i.op.uses_engine());
         let fills = done.iter().any(|i| i.op.fills_shared());
         let dependent = done.iter().any(|i| matches!(i.op, Op::Grids { .. }));

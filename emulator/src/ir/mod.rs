@@ -9,7 +9,7 @@
 //! | `functions`, `layout`, `link` | who calls whom, where variables are, and an entry with its functions as one
 //! kernel |
 //! | `allocate` | gives registers their slots |
-//! | `op`, `video`, `wmma`, `types`, `program` | what comes out |
+//! | `op`, `scalar`, `video`, `wmma`, `types`, `program` | what comes out |
 //! | `late`, `turing` | loads that may be in flight; what is refused to modules for sm_75 |
 
 mod accept;
@@ -25,6 +25,7 @@ mod names;
 pub(crate) mod op;
 mod operands;
 pub(crate) mod program;
+mod scalar;
 pub(crate) mod turing;
 pub(crate) mod types;
 pub(crate) mod video;

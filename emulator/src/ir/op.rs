@@ -1,190 +1,13 @@
 //! The typed operations: what an instruction does, once its modifiers are understood.
 
+pub(crate) use super::scalar::{
+    Binary, Carry, Combine, Compare, Mode, Permute, Property, Relation, Ternary, Unary,
+};
 use super::types::Ty;
 pub(crate) use super::video::{Select, Video, VideoKind, VideoMerge, VideoSimd};
 pub(crate) use super::wmma::{Wmma, WmmaPart};
 use crate::numeric::convert::Conversion;
-use crate::numeric::float::Round;
 use crate::syntax::ast::Space;
-
-/// What a floating-point instruction's modifiers ask for beside its type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub(crate) struct Mode {
-    pub(crate) round: Round,
-    pub(crate) ftz: bool,
-    pub(crate) sat: bool,
-    /// `min`/`max`: a NaN operand makes the result NaN.
-    pub(crate) nan: bool,
-    /// `fma`: negative results become 0.
-    pub(crate) relu: bool,
-    /// `min`/`max`: of the magnitudes; the sign is that of the operands' product.
-    pub(crate) xorsign: bool,
-}
-
-/// One operand, one result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Unary {
-    Mov,
-    Not,
-    Cnot,
-    Neg,
-    Abs,
-    Popc,
-    Clz,
-    Brev,
-    Bfind {
-        shift: bool,
-    },
-    Rcp,
-    Sqrt,
-    Rsqrt,
-    /// Of an f64, from its upper 32 bits and to such: `.approx.ftz`.
-    RcpCoarse,
-    RsqrtCoarse,
-    Sin,
-    Cos,
-    Lg2,
-    Ex2,
-    Tanh,
-    /// `testp`: the property to test.
-    Testp(Property),
-}
-
-/// What `testp` asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Property {
-    Finite,
-    Infinite,
-    Number,
-    NotANumber,
-    Normal,
-    Subnormal,
-}
-
-/// Two operands, one result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Binary {
-    Add,
-    Sub,
-    /// The product's low half for integers, the product for floats.
-    Mul,
-    MulHi,
-    MulWide,
-    Mul24,
-    Mul24High,
-    Div,
-    Rem,
-    Min,
-    Max,
-    And,
-    Or,
-    Xor,
-    Shl,
-    Shr,
-    Copysign,
-    Bmsk {
-        wrap: bool,
-    },
-    /// Extends the sign, or zeros, from a bit on.
-    Szext {
-        wrap: bool,
-    },
-}
-
-/// Three operands, one result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Ternary {
-    Mad,
-    MadHi,
-    MadWide,
-    Mad24,
-    Mad24High {
-        sat: bool,
-    },
-    MadHiSat,
-    Fma,
-    Sad,
-    Bfe,
-    Shf {
-        left: bool,
-        wrap: bool,
-    },
-    Prmt(Permute),
-    Dp4a {
-        a_signed: bool,
-        b_signed: bool,
-    },
-    /// Two products of 16 bits by 8, which are in the lower or the upper half of the second operand.
-    Dp2a {
-        a_signed: bool,
-        b_signed: bool,
-        high: bool,
-    },
-    /// The place of the n-th bit that is set, from a base on.
-    Fns,
-    /// Select by a predicate.
-    Selp,
-    /// Select by the sign of the third operand, whose type is f32 or s32.
-    Slct {
-        float: bool,
-        ftz: bool,
-    },
-}
-
-/// The modes of `prmt`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Permute {
-    Index,
-    Forward4,
-    Backward4,
-    Replicate8,
-    EdgeClampLeft,
-    EdgeClampRight,
-    Replicate16,
-}
-
-/// Arithmetic through the carry flag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Carry {
-    Add { carry_in: bool },
-    Sub { carry_in: bool },
-    Mad { high: bool, carry_in: bool },
-}
-
-/// A comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Compare {
-    pub(crate) relation: Relation,
-    /// Floats: true where an operand is NaN.
-    pub(crate) unordered: bool,
-    pub(crate) ty: Ty,
-    pub(crate) ftz: bool,
-    /// The result is combined with another predicate.
-    pub(crate) combine: Option<Combine>,
-}
-
-/// What is compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Relation {
-    Equal,
-    NotEqual,
-    Less,
-    LessEqual,
-    Greater,
-    GreaterEqual,
-    /// Both are numbers.
-    Ordered,
-    /// One is NaN.
-    Unordered,
-}
-
-/// How a comparison is combined with a predicate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Combine {
-    And,
-    Or,
-    Xor,
-}
 
 /// A reduction or an atomic operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -199,6 +22,14 @@ pub(crate) enum Atomic {
     Dec,
     Exchange,
     CompareExchange,
+}
+
+impl Atomic {
+    /// Whether such operations on integers leave the same in any order. Counting up or down to a limit does if all have the same one, which
+    /// nobody can know.
+    fn commutes(self) -> bool {
+        matches!(self, Self::Add | Self::Min | Self::Max | Self::And | Self::Or | Self::Xor)
+    }
 }
 
 /// How an access takes part in synchronisation.
@@ -612,12 +443,22 @@ impl Op {
             | Self::Store { space: Space::Global | Space::Generic, strength, .. } => {
                 strength != Strength::Weak
             }
-            Self::Atomic { space: Space::Global | Space::Generic, .. }
-            | Self::Fence { gpu: true }
+            Self::Atomic { space: Space::Global | Space::Generic, .. } => self.reduction().is_none(),
+            Self::Fence { gpu: true }
             | Self::TensorCopy { what: TensorCopy::Reduce(_), .. }
             | Self::BulkCopy(BulkCopy::Store(Some(_))) => true,
             _ => false,
         }
+    }
+
+    /// A reduction in global memory that leaves the same in any order, and nobody sees in which: of integers, without a result. Different
+    /// ones of the same bytes do not commute with each other.
+    pub(crate) fn reduction(self) -> Option<(Atomic, Ty)> {
+        let Self::Atomic { op, space: Space::Global | Space::Generic, ty, result, strength } = self else {
+            return None;
+        };
+        let integer = matches!(ty, Ty::B32 | Ty::B64 | Ty::U32 | Ty::U64 | Ty::S32 | Ty::S64);
+        (op.commutes() && integer && !result && strength == Strength::Relaxed).then_some((op, ty))
     }
 
     /// Whether it uses mbarriers, or memory through another proxy, so that clocks need channels.

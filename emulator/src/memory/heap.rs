@@ -49,15 +49,15 @@ impl Heap {
     }
 
     /// Takes `bytes` bytes that nothing has written; `None` if there is no room. Freed blocks are used again
-    /// when nothing else is left.
-    pub(crate) fn allocate(&self, bytes: u64, table: &Table) -> Option<u64> {
+    /// when nothing else is left: whether it is such a one comes with the address.
+    pub(crate) fn allocate(&self, bytes: u64, table: &Table) -> Option<(u64, bool)> {
         let mut state = self.state();
         let size = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
         if state.base != 0 && BYTES - state.used >= size {
             let address = state.base + state.used;
             state.used += size;
             state.blocks.insert(address, (size, true));
-            return Some(address);
+            return Some((address, false));
         }
         let (&address, block) = state.blocks.iter_mut().find(|(_, block)| block.0 >= size && !block.1)?;
         block.1 = true;
@@ -65,7 +65,7 @@ impl Heap {
         for at in 0..block.0 / 8 {
             allocation.storage.set_written(address - allocation.base + at * 8, 8, false);
         }
-        Some(address)
+        Some((address, true))
     }
 
     /// Gives a block back; address 0 is nothing to give.

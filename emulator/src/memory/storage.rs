@@ -23,6 +23,8 @@ pub(crate) trait Unit: Copy {
     type Atomic;
     fn load(cell: &Self::Atomic) -> Self;
     fn store(cell: &Self::Atomic, value: Self);
+    /// Replaces the value by what `new` makes of it, at once; gives the value before.
+    fn update(cell: &Self::Atomic, new: impl Fn(Self) -> Self) -> Self;
 }
 
 macro_rules! unit {
@@ -36,6 +38,13 @@ macro_rules! unit {
             #[inline(always)]
             fn store(cell: &$atomic, value: $unit) {
                 cell.store(value, Relaxed);
+            }
+            fn update(cell: &$atomic, new: impl Fn(Self) -> Self) -> Self {
+                let mut old = cell.load(Relaxed);
+                while let Err(now) = cell.compare_exchange_weak(old, new(old), Relaxed, Relaxed) {
+                    old = now;
+                }
+                old
             }
         }
     )*};
@@ -83,6 +92,42 @@ impl Storage {
         all.then(|| [words[0].load(Relaxed), words[1].load(Relaxed)])
     }
 
+    /// The words from `offset` on, which is a multiple of 8 and inside.
+    #[inline(always)]
+    pub(crate) fn words_from(&self, offset: u64) -> impl Iterator<Item = u64> {
+        self.words[(offset / 8) as usize..].iter().map(|word| word.load(Relaxed))
+    }
+
+    /// Whether all of the `count` bytes from `offset` are inside and were written.
+    #[inline(always)]
+    pub(crate) fn all_written(&self, offset: u64, count: u32) -> bool {
+        let end = offset + u64::from(count);
+        let Some(written) = self.written.get((offset / 8) as usize..end.div_ceil(8) as usize) else {
+            return false;
+        };
+        let [first, last] = [0xff << (offset % 8), 0xff >> ((8 - end % 8) % 8)];
+        match written {
+            [] => true,
+            [one] => one.load(Relaxed) & (first & last) as u8 == (first & last) as u8,
+            [one, rest @ .., other] => {
+                let ends = (one.load(Relaxed) | !(first as u8)) & (other.load(Relaxed) | !(last as u8));
+                rest.iter().fold(ends, |all, word| all & word.load(Relaxed)) == 0xff
+            }
+        }
+    }
+
+    /// Stores words from `offset` on, a multiple of 8, and marks their bytes as written.
+    #[inline(always)]
+    pub(crate) fn store_words<'b>(&self, offset: u64, from: impl Iterator<Item = &'b [u8; 8]>) {
+        let first = (offset / 8) as usize;
+        for ((word, written), bytes) in self.words[first..].iter().zip(&self.written[first..]).zip(from) {
+            word.store(u64::from_le_bytes(*bytes), Relaxed);
+            if written.load(Relaxed) != 0xff {
+                written.store(0xff, Relaxed);
+            }
+        }
+    }
+
     /// Tells the processor that the bytes at `offset` will be read soon.
     #[inline(always)]
     pub(crate) fn prefetch(&self, offset: u64) {
@@ -97,6 +142,11 @@ impl Storage {
     #[inline(always)]
     pub(crate) fn store<T: Unit>(&self, offset: u64, value: T) {
         T::store(self.cell::<T>(offset), value);
+    }
+
+    /// Replaces the unit at `offset`, which is aligned to the unit's size and inside, by what `new` makes of it; gives the unit before.
+    pub(crate) fn update<T: Unit>(&self, offset: u64, new: impl Fn(T) -> T) -> T {
+        T::update(self.cell::<T>(offset), new)
     }
 
     /// Whether all of the `bytes` (at most 8, inside one word) from `offset` were written.
@@ -282,6 +332,14 @@ mod tests {
                 assert_eq!(data, back);
                 for i in 0..40 {
                     let inside = i >= offset && i < offset + length as u64;
+                    for count in 0..=40 - i {
+                        let all = i >= offset && i + count <= offset + length as u64 || count == 0;
+                        assert_eq!(
+                            storage.all_written(i, count as u32),
+                            all,
+                            "{offset}, {length}: {i}, {count}"
+                        );
+                    }
                     assert_eq!(
                         storage.is_written(i, 1),
                         inside,

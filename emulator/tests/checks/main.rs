@@ -5,6 +5,7 @@ mod common;
 mod late;
 mod races;
 mod stages;
+mod threads;
 
 use common::{finding, launch, module};
 use warpsmith_emulator::{Checks, Completion, Config, Finding, FindingKind, Limits, Machine, Module, Report};

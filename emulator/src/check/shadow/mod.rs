@@ -389,9 +389,9 @@ impl Shadow {
         part: impl Fn(&Cell) -> Outcome,
         bytes: u16,
     ) -> Result<(), Conflict> {
-        match self.split.get(&granule) {
+        match self.parts_of(granule) {
             None => outcome(whole(&self.cells[granule as usize])),
-            Some(&parts) => {
+            Some(parts) => {
                 bits(u32::from(bytes)).try_for_each(|byte| outcome(part(&self.splits[parts][byte as usize])))
             }
         }
@@ -470,10 +470,9 @@ impl Shadow {
     fn touch(&mut self, granule: u32, bytes: u16, actor: &Actor<'_>, access: Access) -> Result<(), Conflict> {
         let (index, bit) = ((granule / REGION) as usize, 1u64 << (granule % REGION));
         self.region(index);
-        let cell = &mut self.cells[granule as usize];
-        let mut parts = if self.splits.is_empty() { None } else { self.split.get(&granule).copied() };
+        let mut parts = self.parts_of(granule);
         if parts.is_none() {
-            match cell.touch(bytes, access, actor) {
+            match self.cells[granule as usize].touch(bytes, access, actor) {
                 Outcome::Split => parts = Some(self.cut(granule)),
                 outcome => self::outcome(outcome)?,
             }
@@ -497,6 +496,12 @@ impl Shadow {
         Ok(())
     }
 
+    /// Where the cells of a granule's bytes are, if it is split. Mostly none is.
+    #[inline(always)]
+    fn parts_of(&self, granule: u32) -> Option<usize> {
+        if self.splits.is_empty() { None } else { self.split.get(&granule).copied() }
+    }
+
     /// Cuts a cell into cells of one byte; gives where they are.
     fn cut(&mut self, granule: u32) -> usize {
         let cell = self.cells[granule as usize];
@@ -508,15 +513,15 @@ impl Shadow {
     /// Cuts a pending cell of which only some bytes have arrived.
     fn part(&mut self, granule: u32, bytes: u16) {
         let cell = &self.cells[granule as usize];
-        if !self.split.contains_key(&granule) && cell.pending && cell.written_bytes & !bytes != 0 {
+        if self.parts_of(granule).is_none() && cell.pending && cell.written_bytes & !bytes != 0 {
             self.cut(granule);
         }
     }
 
     fn each_cell(&mut self, granule: u32, bytes: u16, mut change: impl FnMut(&mut Cell)) {
-        match self.split.get(&granule) {
+        match self.parts_of(granule) {
             None => change(&mut self.cells[granule as usize]),
-            Some(&parts) => {
+            Some(parts) => {
                 for byte in bits(u32::from(bytes)) {
                     change(&mut self.splits[parts][byte as usize]);
                 }
@@ -536,11 +541,8 @@ impl Shadow {
         let bit = 1u64 << (granule % REGION);
         let state = self.region((granule / REGION) as usize);
         state.written |= bit;
-        let cell = &mut self.cells[granule as usize];
-        let mut parts = None;
-        if !self.splits.is_empty() {
-            parts = self.split.get(&granule).copied();
-        }
+        let mut parts = self.parts_of(granule);
+        let cell = &self.cells[granule as usize];
         if parts.is_none() && cell.pending && cell.written_bytes & !bytes != 0 {
             // Copies to other bytes of the granule may still be on their way.
             parts = Some(self.cut(granule));
