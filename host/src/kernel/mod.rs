@@ -25,6 +25,7 @@ pub use warpsmith_dsl::launch::RawArg;
 
 pub use self::file::KernelFile;
 pub use self::run::{Extent, LaunchArg, LaunchArgs};
+pub(crate) use self::run::{Resolved, resolve};
 
 use crate::device::backend::{FunctionHandle, FunctionResources, LaunchSize, ModuleHandle};
 use crate::device::{Device, DeviceKind};
