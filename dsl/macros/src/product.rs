@@ -104,6 +104,11 @@ fn kernels(epilogue: &Ident, Product { name, input, output }: &Product) -> Token
             #[allow(unused_imports)]
             use super::*;
 
+            const _: () = assert!(
+                ::core::mem::size_of::<#input>() == 2,
+                "the operands of a product with an epilogue of one's own are of type F16 or Bf16"
+            );
+
             #[::warpsmith_dsl::kernel(
                 block = [S::THREADS, 1, 1],
                 shared = S::SHARED_BYTES,
