@@ -11,7 +11,7 @@ use crate::layout::Coord;
 /// It may read what its fields hold: numbers and [slices](crate::slice::GlobalSlice), which know how far they go. Rows and columns outside of
 /// the output may be asked for; what is returned for them is not used.
 ///
-/// [`product_kernels`](macro@crate::product_kernels) makes the kernels, and has the example.
+/// [`product_kernels`](crate::product_kernels) makes the kernels, and has the example.
 pub trait ProductEpilogue: KernelParam {
     /// What the function knows of a row: `()`, or a number or several.
     type Row: Copy;
@@ -28,7 +28,7 @@ pub trait ProductEpilogue: KernelParam {
     fn apply(&self, row: Self::Row, column: Self::Column, sum: f32) -> f32;
 }
 
-/// What a launch makes an epilogue of; [`product_kernels`](macro@crate::product_kernels) implements it.
+/// What a launch makes an epilogue of; [`product_kernels`](crate::product_kernels) implements it.
 pub trait EpilogueOperands: ProductEpilogue {
     /// The fields, in order, as a tuple.
     type Operands;
@@ -87,7 +87,7 @@ pub type SumsArgs<O, E> = (Global<f32>, GlobalMut<O>, E, SumsParams);
 /// # Safety
 ///
 /// Each kernel has the body that its arguments name, of the tile that it is called after, for these types and [`PerElement`] of this
-/// epilogue. [`product_kernels`](macro@crate::product_kernels) guarantees it by writing both.
+/// epilogue. [`product_kernels`](crate::product_kernels) guarantees it by writing both.
 pub unsafe trait ProductKernels: 'static {
     /// The operation's name in errors.
     const NAME: &'static str;

@@ -1,6 +1,6 @@
 //! Whole kernels of a product, for every epilogue: what stands between a `#[kernel]`'s signature and the main loops.
 //!
-//! A program that brings its own [`ProductEpilogue`] gets its kernels from [`product_kernels`](macro@crate::product_kernels). They are the
+//! A program that brings its own [`ProductEpilogue`] gets its kernels from [`product_kernels`](crate::product_kernels). They are the
 //! variants that the library's planner chooses from ([`ProductKernels`]), with bodies from here: [`portable`], [`persistent`], [`few_rows`]
 //! and [`add_parts`].
 

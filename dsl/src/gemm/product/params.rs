@@ -45,7 +45,7 @@ pub struct HopperParams {
     pub n: u32,
     /// Columns of X and of W, at least 1, or those of each part of the sums; a row has less than 2³¹ bytes.
     pub k: u32,
-    /// How X and W lie in memory, and into how many parts the sums along K are split, which are matrices of Y then.
+    /// The layouts of X and W, and into how many parts the sums along K are split, which are matrices of Y then.
     pub layouts: Layouts,
     /// Not 0 if `y_boxes` describes Y, which then has aligned rows, and so have the matrices of the epilogue; [`LANES_STORE`](Self::LANES_STORE) if a tile whose
     /// [lanes can](crate::gemm::PersistentTile::LANES_STORE) is not to use it.

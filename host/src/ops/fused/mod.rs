@@ -1,7 +1,7 @@
 //! Products with an epilogue of a program's own: `y[r, c] = f(r, c, (X Wᵀ)[r, c])`, by the library's main loops and its planner.
 //!
 //! The program writes the epilogue in a file of kernels and has `#[product_kernels]` make the variants
-//! ([`product_kernels`](macro@warpsmith_dsl::product_kernels)). The host loads them with [`product`], once for a device. A launch then chooses among them as
+//! ([`product_kernels`](warpsmith_dsl::product_kernels)). The host loads them with [`product`], once for a device. A launch then chooses among them as
 //! [`ops::linear`](crate::ops::linear()) does among its own: tile, clusters, how many blocks share a sum, and which operands are copied first.
 //!
 //! ```ignore
