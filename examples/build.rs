@@ -19,5 +19,7 @@ const EXAMPLES: [&str; 11] = [
 fn main() -> Result<(), Error> {
     let files = EXAMPLES.iter().fold(KernelFiles::new(), |files, name| files.file(format!("src/{name}.rs")));
     let files = files.file_for("src/hopper.rs", [Arch::SM_90A]);
+    // The variants for Hopper, and those for all later architectures.
+    let files = files.file_for("src/own_product.rs", [Arch::SM_80, Arch::SM_90A]);
     files.file("tests/device_library/kernels.rs").build()
 }

@@ -47,7 +47,7 @@ pub enum Error {
         operation: &'static str,
         /// The operand at fault.
         operand: &'static str,
-        /// The device of the first operand.
+        /// The device that it should be on, and which operand is there.
         expected: String,
         /// The operand's device.
         actual: String,

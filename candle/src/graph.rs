@@ -167,18 +167,25 @@ impl Node {
     }
 }
 
+/// What custom operations have in common, with a `_` for each operand.
+macro_rules! forward {
+    ($($operand:tt)+) => {
+        fn name(&self) -> &'static str {
+            self.operation
+        }
+
+        fn cpu_fwd(&self, $($operand: &CpuStorage, $operand: &Layout),+) -> CandleResult<(CpuStorage, Shape)> {
+            self.on_cpu()
+        }
+
+        fn cuda_fwd(&self, $($operand: &CudaStorage, $operand: &Layout),+) -> CandleResult<(CudaStorage, Shape)> {
+            self.on_gpu()
+        }
+    };
+}
+
 impl CustomOp1 for Node {
-    fn name(&self) -> &'static str {
-        self.operation
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> CandleResult<(CpuStorage, Shape)> {
-        self.on_cpu()
-    }
-
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> CandleResult<(CudaStorage, Shape)> {
-        self.on_gpu()
-    }
+    forward! { _ }
 
     fn bwd(&self, _: &Tensor, y: &Tensor, dy: &Tensor) -> CandleResult<Option<Tensor>> {
         let [a, ..] = self.backward(y, dy, None)?;
@@ -187,29 +194,7 @@ impl CustomOp1 for Node {
 }
 
 impl CustomOp2 for Node {
-    fn name(&self) -> &'static str {
-        self.operation
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> CandleResult<(CpuStorage, Shape)> {
-        self.on_cpu()
-    }
-
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> CandleResult<(CudaStorage, Shape)> {
-        self.on_gpu()
-    }
+    forward! { _ _ }
 
     fn bwd(
         &self,
@@ -224,33 +209,7 @@ impl CustomOp2 for Node {
 }
 
 impl CustomOp3 for Node {
-    fn name(&self) -> &'static str {
-        self.operation
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> CandleResult<(CpuStorage, Shape)> {
-        self.on_cpu()
-    }
-
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> CandleResult<(CudaStorage, Shape)> {
-        self.on_gpu()
-    }
+    forward! { _ _ _ }
 
     fn bwd(
         &self,

@@ -11,7 +11,7 @@ use candle_core::{DType, Layout, Shape, Storage, StorageRef, Tensor as CandleTen
 use warpsmith::{Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
-use crate::place::{Place, name};
+use crate::place::{Place, expect_same, name};
 
 /// An element type that both sides have.
 pub(crate) trait Shared: Element + WithDType + CudaShared {}
@@ -140,14 +140,8 @@ impl Call {
     }
 
     fn add(&mut self, operand: &'static str, tensor: &CandleTensor) -> Result<()> {
-        if !self.place.candle.same_device(tensor.device()) {
-            return Err(Error::DeviceMismatch {
-                operation: self.operation,
-                operand,
-                expected: name(&self.place.candle),
-                actual: name(tensor.device()),
-            });
-        }
+        let first = self.operands.first().map_or(operand, |&(first, _)| first);
+        expect_same(self.operation, (operand, tensor.device()), (first, &self.place.candle))?;
         let tensor = tensor.detach();
         // Vectors, ids and the like are small; operations read them without gaps.
         let is_dense = tensor.rank() < 2 || matches!(tensor.dtype(), DType::U32 | DType::I64);

@@ -40,6 +40,27 @@ pub(crate) fn name(device: &CandleDevice) -> String {
     }
 }
 
+/// The error for an operand that is not on `device`, which the operand `first` is on; nothing if it is.
+pub(crate) fn expect_same(
+    operation: &'static str,
+    (operand, actual): (&'static str, &CandleDevice),
+    (first, device): (&'static str, &CandleDevice),
+) -> Result<()> {
+    if device.same_device(actual) {
+        return Ok(());
+    }
+    let (of_first, actual) = (name(device), name(actual));
+    // Each device that candle opens of a GPU has a stream of its own.
+    let (expected, actual) = if of_first == actual {
+        let expected =
+            format!("a clone of the one that `{first}` is on: each call of `Device::new_cuda` gives another");
+        (expected, format!("a candle device of its own of {actual}"))
+    } else {
+        (format!("{of_first}, where `{first}` is"), actual)
+    };
+    Err(Error::DeviceMismatch { operation, operand, expected, actual })
+}
+
 #[cfg(feature = "cuda")]
 mod cuda {
     use std::cell::RefCell;
@@ -92,5 +113,17 @@ mod cuda {
             all.push((theirs, stream.clone()));
         });
         Ok(stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::expect_same;
+
+    #[test]
+    fn operands_on_one_device_fit() {
+        assert!(expect_same("add", ("b", &Device::Cpu), ("a", &Device::Cpu)).is_ok());
     }
 }

@@ -46,7 +46,7 @@ extern crate self as warpsmith_dsl;
 #[cfg(test)]
 extern crate std;
 
-pub use warpsmith_dsl_macros::{KernelParam, kernel};
+pub use warpsmith_dsl_macros::{KernelParam, kernel, product_kernels};
 
 pub mod adamw;
 pub mod atomic;

@@ -14,6 +14,7 @@
 //! | [`hopper`] | a matrix product on Hopper, in eight steps |
 //! | [`attention`] | a small attention |
 //! | [`fused`] | a product with an epilogue of one's own, by the library's main loops |
+//! | [`own_product`] | the same, in all of the library's variants, planned by it |
 //! | [`own_rows`] | an operation on rows with functions of one's own, by the library's skeleton |
 
 pub mod attention;
@@ -21,6 +22,7 @@ pub mod fused;
 pub mod histogram;
 pub mod hopper;
 pub mod mma_sync;
+pub mod own_product;
 pub mod own_rows;
 pub mod reduction;
 pub mod saxpy;

@@ -138,7 +138,7 @@ impl Stream {
             operation,
             argument: "stream",
             expected: "one that is not being captured".into(),
-            actual: "one that is".into(),
+            actual: "in a capture".into(),
         })
     }
 }

@@ -1,23 +1,16 @@
 //! What the kernels of a product on Hopper do, whether its operands are two matrices or pairs of them.
 
-use warpsmith_dsl::KernelParam;
-use warpsmith_dsl::gemm::Layouts;
+pub use warpsmith_dsl::gemm::product::{
+    HopperCooperative128x192, HopperCooperative128x256, HopperParams, HopperPingPong128x128,
+};
 use warpsmith_dsl::gemm::wgmma::{AlongN, Cooperative, PingPong, WgmmaTile};
 use warpsmith_dsl::launch::TensorMap;
 
 #[cfg(any(feature = "linear_hopper", feature = "linear_joined", not(target_arch = "nvptx64")))]
 pub(crate) use body::product;
 
-/// 128 × 128 outputs by each of two warpgroups in turn.
-pub type HopperPingPong128x128 = WgmmaTile<[f32; 64], 2, PingPong, 6, 1>;
 /// 128 × 192 outputs by each of two warpgroups in turn, in clusters of two blocks: for epilogues that need no memory, and aligned rows only.
 pub type HopperPingPong128x192 = WgmmaTile<[f32; 96], 2, PingPong, 4, 2>;
-/// 128 × 256 outputs by two warpgroups together, in clusters of two blocks: the most products for each byte loaded, for operands
-/// that are slow to load.
-pub type HopperCooperative128x256 = WgmmaTile<[f32; 128], 1, Cooperative<2>, 4, 2>;
-/// 128 × 192 outputs by two warpgroups together, in clusters of two blocks along N: for a Y that a tile for each of nearly all multiprocessors covers.
-/// For epilogues that need no memory, and aligned rows only.
-pub type HopperCooperative128x192 = WgmmaTile<[f32; 96], 1, AlongN<Cooperative<2>, 2>, 5, 2>;
 /// 128 × 128 outputs by two warpgroups together, in clusters of two blocks: the sooner done where a block has but one tile.
 pub type HopperCooperative128x128 = WgmmaTile<[f32; 64], 1, Cooperative<2>, 6, 2>;
 /// 64 × 128 outputs by one warpgroup: for as many blocks as there are multiprocessors where Y is small, for a small K, and for long sums. Not in
@@ -39,38 +32,6 @@ pub type HopperCooperative256x176 = WgmmaTile<[f32; 88], 2, AlongN<Cooperative<2
 /// 192 × 176 outputs by three warpgroups together, in clusters of two blocks along N, which share the longer side of the tile:
 /// for operands that are slow to load, and a Y of which other tiles compute more that is outside of it. For epilogues that need no memory, and aligned rows only.
 pub type HopperCooperative192x176 = WgmmaTile<[f32; 88], 1, AlongN<Cooperative<3>, 2>, 4, 2>;
-
-/// The sizes and strides of a launch.
-#[derive(Clone, Copy, Debug, KernelParam)]
-#[repr(C)]
-pub struct HopperParams {
-    /// Elements from one row of Y to the next.
-    pub stride_y: u64,
-    /// Elements from one matrix of Y to the next.
-    pub batch_y: u64,
-    /// Matrices.
-    pub batch: u32,
-    /// Rows of X and of Y.
-    pub m: u32,
-    /// Rows of W, and columns of Y.
-    pub n: u32,
-    /// Columns of X and of W, at least 1, or those of each part of the sums; a row has less than 2³¹ bytes.
-    pub k: u32,
-    /// How X and W lie in memory, and into how many parts the sums along K are split, which are matrices of Y then.
-    pub layouts: Layouts,
-    /// Not 0 if `y_boxes` describes Y, which then has aligned rows, and so have the matrices of the epilogue; [`LANES_STORE`](Self::LANES_STORE) if a tile whose
-    /// [lanes can](warpsmith_dsl::gemm::PersistentTile::LANES_STORE) is not to use it.
-    pub has_boxes: u32,
-    /// Groups of a cluster's tiles that are computed whole, where the tile [has halves](warpsmith_dsl::gemm::PersistentTile::HALVES); `u32::MAX` for all.
-    pub whole: u32,
-    /// 1 if of the last column of tiles only the first half is computed, since Y has no more columns; else 0.
-    pub narrow: u32,
-}
-
-impl HopperParams {
-    /// A value of `has_boxes`.
-    pub const LANES_STORE: u32 = 2;
-}
 
 /// Matrices whose columns follow those of X and W.
 #[derive(Clone, Copy)]

@@ -1,7 +1,6 @@
 //! What the kernels for few rows on Hopper do, whether their operands are two matrices or pairs of them.
 
-use warpsmith_dsl::KernelParam;
-use warpsmith_dsl::gemm::Layouts;
+pub use warpsmith_dsl::gemm::product::{Skinny16x64, Skinny16x64Split4, SkinnyParams};
 use warpsmith_dsl::gemm::split_k::TransposedTile;
 
 #[cfg(any(feature = "linear_skinny", feature = "linear_joined", not(target_arch = "nvptx64")))]
@@ -17,30 +16,8 @@ pub type Skinny64x64Split8 = TransposedTile<[f32; 32], 1, 1, 5, 6, 8, 2>;
 pub type Skinny64x64Split8Deep = TransposedTile<[f32; 32], 1, 1, 11, 13, 8, 1>;
 /// 32 × 64 outputs by one block.
 pub type Skinny32x64 = TransposedTile<[f32; 16], 1, 2, 5, 9, 1, 1>;
-/// 16 × 64 outputs by one block.
-pub type Skinny16x64 = TransposedTile<[f32; 8], 1, 2, 4, 5, 1, 2>;
 /// 16 × 64 outputs by two blocks.
 pub type Skinny16x64Split2 = TransposedTile<[f32; 8], 1, 2, 4, 5, 2, 2>;
-/// 16 × 64 outputs by four blocks.
-pub type Skinny16x64Split4 = TransposedTile<[f32; 8], 1, 2, 4, 5, 4, 2>;
-
-/// The sizes and strides of a launch.
-#[derive(Clone, Copy, Debug, KernelParam)]
-#[repr(C)]
-pub struct SkinnyParams {
-    /// Elements from one row of Y to the next.
-    pub stride_y: u64,
-    /// Elements from one matrix of Y to the next.
-    pub batch_y: u64,
-    /// Rows of X and of Y.
-    pub m: u32,
-    /// Rows of W, and columns of Y.
-    pub n: u32,
-    /// Columns of X and of W; a row has less than 2³¹ bytes.
-    pub k: u32,
-    /// Which of X and W all matrices share, and whether W is contiguous along N; X is along K.
-    pub layouts: Layouts,
-}
 
 /// What every kernel does. The families that have one are features, and device builds have one at a time.
 #[cfg(any(feature = "linear_skinny", feature = "linear_joined", not(target_arch = "nvptx64")))]

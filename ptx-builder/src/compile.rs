@@ -87,6 +87,8 @@ impl Compilation<'_> {
         command.arg("--target-dir").arg(self.target_dir);
         command.args(["--message-format", "json", "--color", "never"]);
         command.args(["--", "--emit=asm"]).args(codegen_flags(self.arch, self.ptx_version));
+        // What a file of kernels for several architectures has for one of them only.
+        command.arg("--cfg").arg(format!("warpsmith_arch=\"{}\"", self.arch));
         // A compilation of other sources is another one to Cargo, whatever it makes of the files.
         command.arg(format!("-Cmetadata={}", self.sources));
         command.env("RUSTC_BOOTSTRAP", "1").env("RUSTC", &self.toolchain.rustc);

@@ -10,7 +10,7 @@ use super::with_columns;
 use crate::error::{Error, Result};
 use crate::graph::attach;
 use crate::memory::{Call, Shared, with_element};
-use crate::place::name;
+use crate::place::expect_same;
 
 /// A table of experts, in memory of this crate's. Clones share it.
 #[derive(Clone, Debug)]
@@ -93,15 +93,7 @@ impl ExpertMlpOp<'_> {
     /// - [`Error::Warpsmith`] if a shape does not fit, or, on the CPU, an id is of no expert.
     pub fn run(&self) -> Result<Tensor> {
         let operation = "expert_mlp";
-        let (expected, actual) = (name(self.x.device()), &self.experts.device);
-        if !self.x.device().same_device(actual) {
-            return Err(Error::DeviceMismatch {
-                operation,
-                operand: "experts",
-                expected,
-                actual: name(actual),
-            });
-        }
+        expect_same(operation, ("experts", &self.experts.device), ("x", self.x.device()))?;
         let call = Call::new(operation, &[("x", self.x)])?
             .with_contiguous_rows()?
             .with(("ids", self.ids), &[DType::U32])?

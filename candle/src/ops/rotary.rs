@@ -5,10 +5,10 @@ use warpsmith::ops;
 use warpsmith::ops::Pairing;
 use warpsmith::ops::rotary::RotaryElement;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::graph::attach;
 use crate::memory::{Call, Shared, with_element};
-use crate::place::{Place, name};
+use crate::place::{Place, expect_same};
 
 /// The operation's name in errors.
 const OPERATION: &str = "rotary";
@@ -29,6 +29,9 @@ impl RotaryTable {
     /// [`Error::UnsupportedDevice`] on a device that is neither the CPU nor a CUDA device; [`Error::Warpsmith`] if
     /// an argument is out of its range, or the device has too
     /// little memory.
+    ///
+    /// [`Error::UnsupportedDevice`]: crate::Error::UnsupportedDevice
+    /// [`Error::Warpsmith`]: crate::Error::Warpsmith
     pub fn new(device: &Device, base: f64, rotary_dim: usize, positions: usize) -> Result<Self> {
         let place = Place::of(OPERATION, "table", device)?;
         // On the device's own stream, not on candle's, which may be this thread's: other threads use the table, too.
@@ -82,6 +85,10 @@ impl<'a> RotaryOp<'a> {
     /// [`Error::Type`] if x is not f32, f16 or bf16, or positions not u32; [`Error::DeviceMismatch`] if an operand
     /// or the table is on another device;
     /// [`Error::Warpsmith`] if a shape or the offset does not fit.
+    ///
+    /// [`Error::Type`]: crate::Error::Type
+    /// [`Error::DeviceMismatch`]: crate::Error::DeviceMismatch
+    /// [`Error::Warpsmith`]: crate::Error::Warpsmith
     pub fn run(&self) -> Result<Tensor> {
         let mut operands = vec![("x", self.x)];
         let call = self.call(&operands)?;
@@ -97,11 +104,7 @@ impl<'a> RotaryOp<'a> {
 
     fn call(&self, operands: &[(&'static str, &Tensor)]) -> Result<Call> {
         let call = Call::new(OPERATION, operands)?;
-        let (expected, actual) = (name(self.x.device()), &self.table.device);
-        if !self.x.device().same_device(actual) {
-            let actual = name(actual);
-            return Err(Error::DeviceMismatch { operation: OPERATION, operand: "table", expected, actual });
-        }
+        expect_same(OPERATION, ("table", &self.table.device), ("x", self.x.device()))?;
         with_positions(call, self.positions)
     }
 }

@@ -194,6 +194,12 @@ fn operands_on_different_devices_are_refused() -> Result<()> {
     assert!(matches!(rotary(&heads, &table).run(), Err(Error::DeviceMismatch { operand: "table", .. })));
     // Another candle device of the same GPU has another stream.
     let other = Tensor::zeros((4, 3), DType::F32, &Device::new_cuda(0)?)?;
-    assert!(matches!(linear(&w, &other).run(), Err(Error::DeviceMismatch { operand: "w", .. })));
+    let error = linear(&w, &other).run().unwrap_err();
+    assert!(matches!(error, Error::DeviceMismatch { operand: "w", .. }));
+    let told = error.to_string();
+    assert!(
+        told.contains("of its own of cuda:0") && told.contains("a clone of the one that `x` is on"),
+        "{told}"
+    );
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `#[kernel]` and `#[derive(KernelParam)]`: one signature for the device's entry point and the host's typed launch.
+//! `#[kernel]`, `#[product_kernels]` and `#[derive(KernelParam)]`: one signature for the device's entry point and the host's typed launch.
 //!
 //! Both are re-exported, and documented, by `warpsmith-dsl`.
 
@@ -6,6 +6,7 @@ use proc_macro::TokenStream;
 
 mod kernel;
 mod param;
+mod product;
 mod source;
 
 /// Makes a function a GPU kernel.
@@ -54,6 +55,34 @@ mod source;
 #[proc_macro_attribute]
 pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
+}
+
+/// Makes the kernels of a matrix product with an epilogue of one's own: all variants that the library's planner chooses from.
+///
+/// ```text
+/// /// `softplus(scale of the row · sum)`
+/// #[product_kernels(softplus_f16: F16 -> f32, softplus_bf16: Bf16 -> f32)]
+/// pub struct ScaledSoftplus {
+///     scales: GlobalSlice<f32>,
+/// }
+///
+/// impl ProductEpilogue for ScaledSoftplus {
+///     type Row = f32;
+///     type Column = ();
+///     fn row(&self, row: u32) -> f32 { self.scales.get(row as usize).unwrap_or(0.0) }
+///     fn column(&self, _: u32) {}
+///     fn apply(&self, scale: f32, _: (), sum: f32) -> f32 { softplus(scale * sum) }
+/// }
+/// ```
+///
+/// Each `name: Input -> Output` gives kernels for operands of one type: `F16` or `Bf16`, and a result of the same type or of `f32`. The
+/// attribute makes the struct a kernel parameter, and adds a type `name`, which the host gives to `warpsmith::ops::fused::product`.
+/// The struct's fields are numbers and slices of global memory, in an order that leaves no padding; a launch takes a tensor for a slice.
+///
+/// Build the file for `sm_80` and `sm_90a`: the latter has the variants for Hopper.
+#[proc_macro_attribute]
+pub fn product_kernels(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    product::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
 /// Implements `launch::KernelParam` for a `#[repr(C)]` or `#[repr(transparent)]` struct, after checking that every field

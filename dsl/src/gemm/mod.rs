@@ -17,7 +17,7 @@
 //! | [`wgmma_f32`] | sm_90a, f32 at f32 accuracy | a [`SplitTile`](wgmma_f32::SplitTile) | `load`, `split` and `multiply`, each in other warps, and `store` |
 //!
 //!
-//! [`parts`] is how blocks of portable kernels share the sums of a tile. [`again`] is what f32 products do about infinities. [`low_rank`] multiplies three matrices: a low-rank update alone, whose first product stays in registers.
+//! [`product`] makes whole kernels of them. [`parts`] is how blocks of portable kernels share the sums of a tile. [`again`] is what f32 products do about infinities. [`low_rank`] multiplies three matrices: a low-rank update alone, whose first product stays in registers.
 
 pub mod again;
 mod element;
@@ -28,6 +28,7 @@ pub mod mma_sync;
 pub mod narrow;
 pub mod parts;
 mod persistent;
+pub mod product;
 mod schedule;
 pub mod split_k;
 pub mod strided;

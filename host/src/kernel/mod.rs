@@ -25,6 +25,7 @@ pub use warpsmith_dsl::launch::RawArg;
 
 pub use self::file::{KernelFile, KernelModule};
 pub use self::run::{Extent, LaunchArg, LaunchArgs};
+pub(crate) use self::run::{Resolved, resolve};
 pub use self::typed::TypedKernel;
 
 use crate::device::Device;

@@ -209,6 +209,16 @@ macro_rules! launch_args {
         }
     };
 }
+impl LaunchArgs<()> for () {
+    fn params(&mut self, _: &'static str, _: &'static [&'static str]) -> Result<()> {
+        Ok(())
+    }
+
+    #[allow(private_interfaces)]
+    fn used(&self) -> Vec<(usize, Used<'_>)> {
+        Vec::new()
+    }
+}
 launch_args!(A P 0);
 launch_args!(A P 0, B Q 1);
 launch_args!(A P 0, B Q 1, C R 2);
@@ -310,4 +320,33 @@ fn expect_apart(
         }
     }
     Ok(())
+}
+
+/// What arguments are that a kernel only reads: their values, and the tensors among them, each with its name.
+pub(crate) struct Resolved<'a, P> {
+    pub(crate) values: P,
+    pub(crate) used: Vec<(&'static str, &'a dyn Operand, Span<'a>)>,
+}
+
+/// Resolves arguments of the names `names`, none of which is written.
+pub(crate) fn resolve<'a, P, A: LaunchArgs<P>>(
+    operation: &'static str,
+    args: &'a mut A,
+    names: &'static [&'static str],
+) -> Result<Resolved<'a, P>> {
+    let values = args.params(operation, names)?;
+    let mut used = Vec::new();
+    for (index, Used { operand, span, is_written, .. }) in args.used() {
+        let name = name_of(names, index);
+        if is_written {
+            return Err(Error::Argument {
+                operation,
+                argument: name,
+                expected: "a tensor that is only read".into(),
+                actual: "one that is written".into(),
+            });
+        }
+        used.push((name, operand, span));
+    }
+    Ok(Resolved { values, used })
 }

@@ -10,6 +10,7 @@ pub mod column_sums;
 pub mod cross_entropy;
 pub mod elementwise;
 pub mod embedding;
+pub mod fused;
 pub mod gemm;
 mod implementation;
 pub mod linear;

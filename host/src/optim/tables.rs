@@ -34,11 +34,13 @@ impl Table {
     fn set(&mut self, stream: &Stream, words: Vec<u32>) -> Result<()> {
         let device = self.on_device.device();
         if matches!(device.kind(), DeviceKind::Cuda(_)) && stream.is_capturing() {
+            let differing = words.iter().zip(&self.words).filter(|(new, old)| new != old).count()
+                + words.len().abs_diff(self.words.len());
             return Err(Error::Argument {
                 operation: "AdamW::step",
-                argument: "step in a capture",
-                expected: "the options and gradients of the step before".into(),
-                actual: "others".into(),
+                argument: "a table of options and gradients in a capture",
+                expected: "that of the step before, which the graph reads".into(),
+                actual: format!("another, which differs in {differing} of {} words", words.len()),
             });
         }
         let mut done = None;

@@ -1,9 +1,14 @@
 //! What was measured is what operations look up, and only that.
 
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use float8::F8E4M3;
 use half::bf16;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 use warpsmith::layers::Linear;
 use warpsmith::ops::gemm::{Access, Fused, Tile};
 use warpsmith::ops::{self, Activation, Implementation, Precision};
@@ -301,4 +306,58 @@ fn every_candidate_is_measured_and_the_models_choice_is_one() {
     assert!(linear(&device, &LinearCase { m: 0, ..case }, &options).expect("nothing fails").is_none());
     let apart = MatmulCase { batch: [2, 3], ..product };
     assert!(matches!(matmul(&device, &apart, &options), Err(Error::Argument { argument: "batch", .. })));
+}
+
+/// Keeps what events of progress say: what is done, and how much there is.
+#[derive(Clone, Default)]
+struct Progress(Arc<Mutex<Vec<[Option<u64>; 2]>>>);
+
+/// The fields of one such event.
+#[derive(Default)]
+struct Fields([Option<u64>; 2]);
+
+impl Visit for Fields {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        match field.name() {
+            "done" => self.0[0] = Some(value),
+            "all" => self.0[1] = Some(value),
+            _ => {}
+        }
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn Debug) {}
+}
+
+impl Subscriber for Progress {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "warpsmith::progress"
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        self.0.lock().expect("no test panics while it holds the lock").push(fields.0);
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn each_candidate_that_is_loaded_is_told_as_progress() {
+    let told = Progress::default();
+    let case = LinearCase::new(DType::Bf16, M, K, N);
+    let count = tracing::subscriber::with_default(told.clone(), || {
+        of_linear(&hopper(), &case).choice.candidates().len() as u64
+    });
+    assert!(count > 1, "{count} candidates");
+    let told = told.0.lock().expect("no test panics while it holds the lock");
+    let expected: Vec<_> = (1..=count).map(|done| [Some(done), Some(count)]).collect();
+    assert_eq!(*told, expected);
 }

@@ -8,6 +8,7 @@ pub(crate) const OPTIMIZER: &str = "adamw";
 pub(crate) const NETWORK: &str = "mlp";
 
 /// The operation that is a layer with an activation, and its gradients.
+#[cfg_attr(not(feature = "host"), allow(dead_code, reason = "benchmarks alone name it"))]
 pub(crate) fn layer(activation: &str) -> String {
     format!("linear-{activation}-training")
 }

@@ -176,9 +176,9 @@ impl Gpu {
             StreamHandle::Cuda(stream) if stream.is_of_this_thread() => Ok(stream),
             StreamHandle::Cuda(_) => Err(Error::Argument {
                 operation: "using a stream",
-                argument: "stream",
-                expected: "on a thread's default stream (handle 2), the thread that borrowed it".into(),
-                actual: "another thread".into(),
+                argument: "the calling thread",
+                expected: "the one that borrowed the stream, whose default stream it is (handle 2)".into(),
+                actual: format!("{:?}", std::thread::current().id()),
             }),
             StreamHandle::Immediate => Err(foreign_handle("using a stream", "stream", self.kind())),
         }

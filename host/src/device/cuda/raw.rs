@@ -108,7 +108,7 @@ impl CudaStream {
                     operation: OPERATION,
                     operand: "stream",
                     expected: "the primary context of the device".into(),
-                    actual: "another context".into(),
+                    actual: format!("of the context {of:?}"),
                 });
             }
         }

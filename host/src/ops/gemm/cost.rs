@@ -15,11 +15,10 @@
 
 use warpsmith_dsl::gemm::narrow;
 
-use super::passes::SUMS;
+use super::passes::has_passes;
 use super::problem::is_fp8;
 use super::{Access, Fused, Limits, Problem, Tile};
 use crate::DType;
-use crate::kernel::is_built;
 use crate::ops::CHUNK_BYTES;
 
 /// What one block of a tile costs for each column of K, in picoseconds on an H100.
@@ -253,7 +252,7 @@ impl PersistentCost {
     fn fastest(self, tile: Tile, problem: &Problem, limits: &Limits) -> (u128, u32) {
         let margin = if is_fp8(problem.input) { FP8_SUMS_MARGIN } else { SUMS_MARGIN };
         let whole = (self.of_whole(tile, problem, row_bytes(problem), limits), 1);
-        if !tile.has_passes() || !is_built(SUMS) {
+        if !has_passes(tile, problem.fused) {
             return whole;
         }
         let tiles = tile.tiles(problem.m, problem.n).saturating_mul(problem.batch.into());

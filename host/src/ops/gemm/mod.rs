@@ -37,6 +37,7 @@ pub use variants::Tile;
 
 pub(crate) use batch::broadcast;
 pub(crate) use launch::fp8;
+pub(crate) use launch::own;
 pub(crate) use launch::{Kernels, Operands, has_only_tiles, skinny_launch};
 pub(crate) use options::{Options, epilogue_methods, factor_methods, product_methods};
 pub(crate) use passes::{between_launches, sums_blocks};
@@ -158,6 +159,7 @@ where
             precision: options.precision,
             tile: options.tile,
             parts: options.parts,
+            has_hopper: true,
         })
     }
 
@@ -272,6 +274,7 @@ where
         precision: options.precision,
         tile: options.tile,
         parts: options.parts,
+        has_hopper: true,
     })?;
     Ok(planned.implementation(device))
 }

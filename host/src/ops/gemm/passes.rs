@@ -7,14 +7,22 @@ use warpsmith_kernels::linear_sums::linear_sums;
 use warpsmith_kernels::linear_sums::{SumsParams, WARP_COLUMNS, WARPS};
 
 use super::launch::{Instance, Operands, batch_stride, row_stride};
+use super::{Fused, Tile};
 use crate::device::Device;
 use crate::device::cuda::is_sanitized;
 use crate::error::Result;
+use crate::kernel::is_built;
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
 
 /// The family of the second launch's kernels.
 pub(crate) const SUMS: &str = "linear_sums";
+
+/// Whether this program has the kernels that compute a problem in parts with a tile that can be: of an epilogue of its own it has the second one
+/// itself.
+pub(super) fn has_passes(tile: Tile, fused: Fused) -> bool {
+    tile.has_passes() && is_built(if fused == Fused::Own { tile.family() } else { SUMS })
+}
 
 /// Columns of the parts that the second launch reads together.
 const GROUP: u32 = 4;
@@ -140,11 +148,31 @@ unsafe fn launch_sums<T: Element, O: Element, K: Kernel<Args = SumsArgs<T, O>>>(
     total: &Total<T, O>,
 ) -> Result<()> {
     let &Total { y_arg, strides: [stride_y, batch_y], sizes: [m, n, batch], epilogue } = total;
-    let (stride, part) = (sums.strides()[1] as u64, sums.strides()[0] as u64);
-    let params = SumsParams { stride, part, stride_y, batch_y, m, n, batch, parts };
-    // As the plan has checked, it is a number of 32 bits.
-    let blocks = sums_blocks([m, n, batch]) as u32;
+    let (grid, params) = of_sums(sums, [stride_y, batch_y], [m, n, batch], parts);
     let kernel = stream.device().kernel::<K>()?;
     // SAFETY: the parts are contiguous rows of whole groups of columns; the rest is the caller's promise.
-    unsafe { kernel.launch_early(stream, [blocks, 1, 1], (sums.arg(), y_arg, epilogue, params)) }
+    unsafe { kernel.launch_early(stream, grid, (sums.arg(), y_arg, epilogue, params)) }
+}
+
+/// The blocks of the second launch, and what it is told, for an output with these strides from row to row and from matrix to matrix.
+fn of_sums(
+    sums: &Tensor<f32>,
+    [stride_y, batch_y]: [u64; 2],
+    [m, n, batch]: [u32; 3],
+    parts: u32,
+) -> ([u32; 3], SumsParams) {
+    let (stride, part) = (sums.strides()[1] as u64, sums.strides()[0] as u64);
+    // As the plan has checked, it is a number of 32 bits.
+    let blocks = sums_blocks([m, n, batch]) as u32;
+    ([blocks, 1, 1], SumsParams { stride, part, stride_y, batch_y, m, n, batch, parts })
+}
+
+/// The same for an output `y`.
+pub(super) fn sums_params<O: Element>(
+    sums: &Tensor<f32>,
+    y: &Tensor<O>,
+    sizes: [u32; 3],
+    parts: u32,
+) -> ([u32; 3], SumsParams) {
+    of_sums(sums, [row_stride(y), batch_stride(y)], sizes, parts)
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::batch::{Axes, Launches, PerRole, Role, broadcast_strides};
 use super::cost::MOST_PARTS;
 use super::operands::{self, OperandView, Path};
-use super::passes::{SUMS, sums_blocks};
-use super::problem::is_fp8;
+use super::passes::{has_passes, sums_blocks};
+use super::problem::{ADA, is_fp8};
 use super::variants::Refusal;
-use super::{Access, Fused, Limits, Problem, TURING, Tile, has_tf32};
+use super::{Access, Fused, Limits, Problem, TURING, Tile, has_tf32, is_hopper};
 use crate::device::decisions::Key;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
@@ -50,6 +50,8 @@ pub(crate) struct Request<'r> {
     pub(crate) tile: Option<Tile>,
     /// How many blocks share the sums of a tile, where the variant's kernels can do that.
     pub(crate) parts: Option<u32>,
+    /// Whether there are the kernels for Hopper: of an epilogue of a program's own it may have left them out.
+    pub(crate) has_hopper: bool,
 }
 
 /// What runs for a request: kernels `K`, or something without any.
@@ -121,7 +123,7 @@ impl Division {
         let sizes = [m, n, batch];
         let asked = asked.map(|parts| parts.clamp(1, MOST_PARTS));
         let parts = match asked {
-            Some(parts) if tile.shares() && (!tile.has_passes() || is_built(SUMS)) => parts,
+            Some(parts) if tile.shares() && (!tile.has_passes() || has_passes(tile, problem.fused)) => parts,
             _ => tile.parts(problem, limits),
         };
         let (parts, k) = if parts > 1 && tile.has_passes() {
@@ -219,8 +221,9 @@ impl Plan {
         let k = k as u32;
 
         let properties = request.device.properties();
+        let is_older = is_hopper(properties.compute_capability) && !request.has_hopper;
         let limits = Limits {
-            compute_capability: properties.compute_capability,
+            compute_capability: if is_older { ADA } else { properties.compute_capability },
             multiprocessors: properties.multiprocessors,
             max_shared_per_block: properties.max_shared_per_block,
             shared_per_multiprocessor: properties.shared_per_multiprocessor,
@@ -301,7 +304,8 @@ impl Request<'_> {
         key.number(self.adds_y.into()).optional(self.residual);
         key.optional(self.mask).optional(self.preactivation);
         key.number(self.tile.map_or(0, |tile| 1 + tile as usize))
-            .number(self.parts.map_or(0, |parts| 1 + parts as usize));
+            .number(self.parts.map_or(0, |parts| 1 + parts as usize))
+            .number(self.has_hopper.into());
         key
     }
 
@@ -435,7 +439,7 @@ impl Request<'_> {
         let least = Tile::least(self.input);
         let family = least.family();
         let (major, minor) = limits.compute_capability;
-        if !is_built(family) {
+        if self.fused != Fused::Own && !is_built(family) {
             Error::MissingFamily { family, feature: family }
         } else if limits.compute_capability < TURING {
             unsupported("compute capability 7.5 or later".into(), format!("{major}.{minor}"))

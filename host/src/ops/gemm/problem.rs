@@ -66,6 +66,8 @@ pub enum Fused {
     Mask,
     /// More: a residual, scales of rows or columns, or a pre-activation.
     Terms,
+    /// A function of a program's [own](crate::ops::fused), which has kernels for [some tiles](super::Tile::serves_fused).
+    Own,
 }
 
 impl Fused {

@@ -81,6 +81,7 @@ impl<O: ScaledOutput> Checked<O> {
             precision: Precision::Full,
             tile: op.tile,
             parts: op.parts,
+            has_hopper: true,
         })?;
         Ok(Self { m, n, output_shape, terms, planned })
     }

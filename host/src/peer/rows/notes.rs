@@ -320,8 +320,11 @@ impl CachedRows {
             return Err(Error::Argument {
                 operation: "CachedRows::stage_ids",
                 argument: "notes",
-                expected: "the last ones, since it was last reset".into(),
-                actual: "others".into(),
+                expected: format!("notes {last} of reset {}, the last ones", self.resets),
+                actual: match &source {
+                    Source::Host { .. } => format!("of reset {resets}"),
+                    Source::Device { number, .. } => format!("notes {number} of reset {resets}"),
+                },
             });
         }
         let (found, number) = match source {

@@ -4,6 +4,7 @@ mod early;
 mod f32;
 pub(crate) mod fp8;
 mod joined;
+pub(crate) mod own;
 mod persistent;
 mod pointers;
 mod skinny;

@@ -58,8 +58,18 @@ unsafe fn launch_portable<T: Element, O: Element, K: Kernel<Args = PortableArgs<
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let &Operands { x, w, y, y_arg, m, n, k, parts, epilogue, .. } = operands;
-    let params = LinearParams {
+    let &Operands { x, w, y_arg, parts, epilogue, .. } = operands;
+    let workspace = Workspace::new(stream, parts, blocks, S::BLOCK_M * S::BLOCK_N)?;
+    let kernel = device.kernel::<K>()?;
+    let args = (x.arg(), w.arg(), y_arg, epilogue, workspace.parts(), linear_params(operands));
+    // SAFETY: the workspace is this launch's in the order of its stream; the rest of the caller's promise is the kernel's.
+    unsafe { kernel.launch(stream, [blocks, 1, 1], args) }
+}
+
+/// What a portable kernel is told of its operands.
+pub(super) fn linear_params<T: Element, O: Element>(operands: &Operands<'_, T, O>) -> LinearParams {
+    let &Operands { x, w, y, m, n, k, .. } = operands;
+    LinearParams {
         stride_x: row_stride(x),
         stride_w: row_stride(w),
         stride_y: row_stride(y),
@@ -70,16 +80,11 @@ unsafe fn launch_portable<T: Element, O: Element, K: Kernel<Args = PortableArgs<
         n,
         k,
         reserved: 0,
-    };
-    let workspace = Workspace::new(stream, parts, blocks, S::BLOCK_M * S::BLOCK_N)?;
-    let kernel = device.kernel::<K>()?;
-    let args = (x.arg(), w.arg(), y_arg, epilogue, workspace.parts(), params);
-    // SAFETY: the workspace is this launch's in the order of its stream; the rest of the caller's promise is the kernel's.
-    unsafe { kernel.launch(stream, [blocks, 1, 1], args) }
+    }
 }
 
 /// Where the blocks that share a tile's sums meet.
-struct Workspace {
+pub(super) struct Workspace {
     count: u32,
     /// `None` if no blocks share one.
     shared: Option<Scratch>,
@@ -87,7 +92,7 @@ struct Workspace {
 
 impl Workspace {
     /// That of a launch of `blocks` blocks, of which each `count` share a tile of `elements` elements.
-    fn new(stream: &Stream, count: u32, blocks: u32, elements: u32) -> Result<Self> {
+    pub(super) fn new(stream: &Stream, count: u32, blocks: u32, elements: u32) -> Result<Self> {
         if count <= 1 {
             return Ok(Self { count: 1, shared: None });
         }
@@ -95,7 +100,7 @@ impl Workspace {
         Ok(Self { count, shared: Some(stream.scratch((blocks / count) as usize, numbers)?) })
     }
 
-    fn parts(&self) -> Parts {
+    pub(super) fn parts(&self) -> Parts {
         self.shared.as_ref().map_or(Parts::WHOLE, |shared| {
             let (sums, arrived) = (shared.numbers(), shared.zeros());
             Parts { sums, arrived, count: self.count, ..Parts::WHOLE }

@@ -6,7 +6,7 @@
 mod tests;
 
 use super::cost::{picoseconds, picoseconds_of_launch};
-use super::{Limits, Problem, Tile, is_hopper};
+use super::{Fused, Limits, Problem, Tile, is_hopper};
 use crate::kernel::is_built;
 
 /// The family of kernels whose sums go on in a second pair of operands.
@@ -25,7 +25,9 @@ pub fn select(problem: &Problem, limits: &Limits) -> Option<Tile> {
 
 /// The tiles that compute `problem` on a device with these limits, and whose kernels this program has.
 pub fn candidates(problem: &Problem, limits: &Limits) -> impl Iterator<Item = Tile> {
-    let has_kernels = |tile: &Tile| is_built(tile.family()) && (problem.rank == 0 || is_built(JOINED));
+    let is_own = problem.fused == Fused::Own;
+    let has_kernels =
+        move |tile: &Tile| is_own || (is_built(tile.family()) && (problem.rank == 0 || is_built(JOINED)));
     let computes = |tile: &Tile| tile.computes(problem, limits) && tile.is_distinct(problem, limits);
     Tile::ALL.into_iter().filter(has_kernels).filter(computes)
 }

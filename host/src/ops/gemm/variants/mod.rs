@@ -136,6 +136,8 @@ impl Tile {
     #[must_use]
     pub const fn serves_fused(self, fused: Fused) -> bool {
         match (fused, self.facts().schedule) {
+            // Those that are never far from the fastest, as for f32 outputs. Halves of tiles take code of their own.
+            (Fused::Own, _) => self.facts().is_wide && !matches!(self, Self::HopperCooperative128x256Halves),
             (Fused::Floor | Fused::Activation, _) => true,
             _ if self.facts().is_plain => false,
             (_, Schedule::Persistent { stores_rows, passes_boxes, stores_masks, .. }) => {

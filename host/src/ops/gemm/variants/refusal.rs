@@ -97,6 +97,11 @@ impl Refusal {
             Self::SharedMemory => {
                 format!("one of at most {} bytes of shared memory", limits.max_shared_per_block)
             }
+            Self::Fused if problem.fused == Fused::Own => {
+                let own = Tile::of_input(input).filter(|tile| tile.serves_fused(Fused::Own));
+                let own: Vec<&str> = own.map(Tile::name).collect();
+                format!("one that products with an epilogue of their own have kernels for: {}", own.join(", "))
+            }
             Self::Fused => {
                 let mask = if tile.serves_fused(Fused::Mask) { ", an activation and a mask" } else { " and an activation" };
                 format!("one that does all that is done to these products: this does no more than alpha, a bias{mask}")
@@ -176,6 +181,8 @@ mod tests {
                 Some(Refusal::Fused),
                 "an activation and a mask",
             ),
+            (wide, Problem { fused: Fused::Own, ..PROBLEM }, H100, Some(Refusal::Fused), "16x64, "),
+            (portable, Problem { fused: Fused::Own, ..PROBLEM }, H100, None, ""),
             (wide, odd, H100, Some(Refusal::Boxes), "multiples of 16 bytes"),
             (Tile::Fp8Hopper64x64, PROBLEM, H100, Some(Refusal::Input), "a kernel for bf16 inputs"),
             (

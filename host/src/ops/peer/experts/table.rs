@@ -278,12 +278,13 @@ impl ExpertTable {
         match &self.rows {
             Rows::Resident(rows) => Ok(rows),
             Rows::Cached { host, .. } => Ok(host),
-            Rows::Part { .. } | Rows::Foreign { .. } => Err(Error::Argument {
+            Rows::Part { slots, .. } => Err(rows_elsewhere(
                 operation,
-                argument: "the table",
-                expected: "one that holds all its rows".into(),
-                actual: "one whose rows are elsewhere".into(),
-            }),
+                format!("one that holds {} of {} rows", slots.shape()[0] - 1, self.count),
+            )),
+            Rows::Foreign { .. } => {
+                Err(rows_elsewhere(operation, "one whose rows are in memory of the caller's".into()))
+            }
         }
     }
 
@@ -522,4 +523,14 @@ fn expect_count(count: usize) -> Result<()> {
         limit,
         actual,
     })
+}
+
+/// The error for a table that does not hold all of its rows.
+fn rows_elsewhere(operation: &'static str, actual: String) -> Error {
+    Error::Argument {
+        operation,
+        argument: "the table",
+        expected: "one that holds all its rows".into(),
+        actual,
+    }
 }

@@ -1,0 +1,237 @@
+//! `#[product_kernels]`.
+
+use proc_macro2::TokenStream;
+use quote::{format_ident, quote};
+use syn::parse::{Parse, ParseStream};
+use syn::punctuated::Punctuated;
+use syn::{Error, Fields, Ident, ItemStruct, Result, Token, Type};
+
+/// `name: Input -> Output`: the kernels of some types.
+struct Product {
+    name: Ident,
+    input: Type,
+    output: Type,
+}
+
+impl Parse for Product {
+    fn parse(input: ParseStream) -> Result<Self> {
+        let name = input.parse()?;
+        input.parse::<Token![:]>()?;
+        let of_operands = input.parse()?;
+        input.parse::<Token![->]>()?;
+        Ok(Self { name, input: of_operands, output: input.parse()? })
+    }
+}
+
+/// What stands between the parentheses of the attribute.
+struct Products(Vec<Product>);
+
+impl Parse for Products {
+    fn parse(input: ParseStream) -> Result<Self> {
+        let list = Punctuated::<Product, Token![,]>::parse_terminated(input)?;
+        if list.is_empty() {
+            return Err(input.error("#[product_kernels] needs a product: `name: F16 -> f32`"));
+        }
+        Ok(Self(list.into_iter().collect()))
+    }
+}
+
+pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
+    let Products(products) = syn::parse2(attribute)?;
+    let mut epilogue: ItemStruct = syn::parse2(item)?;
+    if !epilogue.generics.params.is_empty() {
+        return Err(Error::new_spanned(&epilogue.generics, "an epilogue has no generic parameters"));
+    }
+    let is_empty = epilogue.fields.is_empty();
+    if is_empty {
+        // No parameter of a kernel is empty.
+        epilogue.fields = Fields::Named(syn::parse_quote!({
+            /// What a parameter of a kernel has at least.
+            _reserved: u32
+        }));
+        epilogue.semi_token = None;
+    }
+    let name = &epilogue.ident;
+    let types: Vec<&Type> = epilogue.fields.iter().filter(|_| !is_empty).map(|field| &field.ty).collect();
+    let members: Vec<syn::Member> = epilogue.fields.members().collect();
+    let values: Vec<Ident> = (0..types.len()).map(|index| format_ident!("field_{index}")).collect();
+    let names: Vec<String> =
+        members.iter().take(types.len()).map(|member| quote!(#member).to_string()).collect();
+    let made = if is_empty { quote!(Self { _reserved: 0 }) } else { quote!(Self { #(#members: #values),* }) };
+    let kernels = products.iter().map(|product| kernels(name, product));
+    Ok(quote! {
+        #[derive(Clone, Copy, ::warpsmith_dsl::KernelParam)]
+        #[repr(C)]
+        #epilogue
+
+        impl ::warpsmith_dsl::gemm::product::EpilogueOperands for #name {
+            type Operands = (#(#types,)*);
+            const NAMES: &'static [&'static str] = &[#(#names),*];
+
+            #[allow(clippy::unused_unit)]
+            fn from_operands((#(#values,)*): Self::Operands) -> Self {
+                #made
+            }
+        }
+
+        #(#kernels)*
+    })
+}
+
+/// The kernels of one product, and the type that names them all.
+fn kernels(epilogue: &Ident, Product { name, input, output }: &Product) -> TokenStream {
+    let module = format_ident!("{name}_kernels");
+    let entry = |variant: &str| format_ident!("{name}_{variant}");
+    let [t128x128, t128x64, t64x64, t16x64] = ["128x128", "128x64", "64x64", "16x64"].map(entry);
+    let [pingpong, cooperative_256, cooperative_192] =
+        ["pingpong_128x128", "cooperative_128x256", "cooperative_128x192"].map(entry);
+    let [skinny, skinny_split4, sums] = ["skinny_16x64", "skinny_16x64_split4", "sums"].map(entry);
+    let text = name.to_string();
+    let doc = format!("The kernels of products with [`{epilogue}`]: what the host names.");
+    quote! {
+        #[doc(hidden)]
+        pub mod #module {
+            use ::warpsmith_dsl::gemm::product::{
+                self, HopperCooperative128x192, HopperCooperative128x256, HopperParams,
+                HopperPingPong128x128, LinearParams, PerElement, SkinnyParams, Skinny16x64, Skinny16x64Split4,
+                SumsParams, SUMS_THREADS, Tile16x64, Tile64x64, Tile128x64, Tile128x128,
+            };
+            use ::warpsmith_dsl::gemm::parts::Parts;
+            use ::warpsmith_dsl::gemm::{PersistentTile, SplitKTile, TileShape};
+            use ::warpsmith_dsl::launch::{Global, GlobalMut, TensorMap};
+            use ::warpsmith_dsl::ptx::Wgmma;
+            use ::warpsmith_dsl::tile::{Access, Aligned, Words};
+            #[allow(unused_imports)]
+            use super::*;
+
+            const _: () = assert!(
+                ::core::mem::size_of::<#input>() == 2,
+                "the operands of a product with an epilogue of one's own are of type F16 or Bf16"
+            );
+
+            #[::warpsmith_dsl::kernel(
+                block = [S::THREADS, 1, 1],
+                shared = S::SHARED_BYTES,
+                instances = [
+                    #t128x128 = <Tile128x128, Aligned>,
+                    #t128x64 = <Tile128x64, Aligned>,
+                    #t64x64 = <Tile64x64, Words>,
+                    #t16x64 = <Tile16x64, Words>,
+                ],
+            )]
+            pub unsafe fn portable<S: TileShape, A: Access>(
+                x: Global<#input>,
+                w: Global<#input>,
+                y: GlobalMut<#output>,
+                epilogue: super::#epilogue,
+                parts: Parts,
+                p: LinearParams,
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    product::portable::<#input, #output, S, A, _>(x, w, y, |_| PerElement(epilogue), parts, p)
+                }
+            }
+
+            #[::warpsmith_dsl::kernel(
+                block = [S::THREADS, 1, 1],
+                cluster = [S::CLUSTER, 1, 1],
+                min_blocks = S::MIN_BLOCKS,
+                shared = S::SHARED_BYTES,
+                instances = [
+                    #[cfg(warpsmith_arch = "sm_90a")]
+                    #pingpong = <HopperPingPong128x128>,
+                    #[cfg(warpsmith_arch = "sm_90a")]
+                    #cooperative_256 = <HopperCooperative128x256>,
+                    #[cfg(warpsmith_arch = "sm_90a")]
+                    #cooperative_192 = <HopperCooperative128x192>,
+                ],
+            )]
+            pub unsafe fn persistent<S: PersistentTile>(
+                x: &TensorMap,
+                w: &TensorMap,
+                y_boxes: &TensorMap,
+                y: GlobalMut<#output>,
+                epilogue: super::#epilogue,
+                p: HopperParams,
+            ) where
+                #input: Wgmma<S::Fragment>,
+            {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    product::persistent::<#input, #output, S, _>(x, w, y_boxes, y, PerElement(epilogue), p)
+                }
+            }
+
+            #[::warpsmith_dsl::kernel(
+                block = [S::THREADS, 1, 1],
+                cluster = [S::SPLIT, 1, 1],
+                min_blocks = S::MIN_BLOCKS,
+                shared = S::SHARED_BYTES,
+                instances = [
+                    #[cfg(warpsmith_arch = "sm_90a")]
+                    #skinny = <Skinny16x64>,
+                    #[cfg(warpsmith_arch = "sm_90a")]
+                    #skinny_split4 = <Skinny16x64Split4>,
+                ],
+            )]
+            pub unsafe fn few_rows<S: SplitKTile>(
+                x: &TensorMap,
+                w: &TensorMap,
+                y: GlobalMut<#output>,
+                epilogue: super::#epilogue,
+                p: SkinnyParams,
+            ) where
+                #input: Wgmma<S::Accumulators>,
+            {
+                // SAFETY: the caller's promise.
+                unsafe { product::few_rows::<#input, #output, S, _>(x, w, y, PerElement(epilogue), p) }
+            }
+
+            #[::warpsmith_dsl::kernel(
+                block = [SUMS_THREADS, 1, 1],
+                instances = [
+                    #[cfg(warpsmith_arch = "sm_90a")]
+                    #sums = <>,
+                ],
+            )]
+            pub unsafe fn sums(
+                parts: Global<f32>,
+                y: GlobalMut<#output>,
+                epilogue: super::#epilogue,
+                p: SumsParams,
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe { product::add_parts::<#output, _>(parts, y, |_| PerElement(epilogue), p) }
+            }
+        }
+
+        #[doc = #doc]
+        #[cfg(not(target_arch = "nvptx64"))]
+        #[allow(non_camel_case_types)]
+        pub enum #name {}
+
+        // SAFETY: the kernels above have the bodies, tiles and types that the trait asks for.
+        #[cfg(not(target_arch = "nvptx64"))]
+        unsafe impl ::warpsmith_dsl::gemm::product::ProductKernels for #name {
+            const NAME: &'static str = #text;
+            type Input = #input;
+            type Output = #output;
+            type Epilogue = #epilogue;
+            type T128x128 = #module::portable<
+                ::warpsmith_dsl::gemm::product::Tile128x128, ::warpsmith_dsl::tile::Aligned>;
+            type T128x64 = #module::portable<
+                ::warpsmith_dsl::gemm::product::Tile128x64, ::warpsmith_dsl::tile::Aligned>;
+            type T64x64 = #module::portable<
+                ::warpsmith_dsl::gemm::product::Tile64x64, ::warpsmith_dsl::tile::Words>;
+            type T16x64 = #module::portable<
+                ::warpsmith_dsl::gemm::product::Tile16x64, ::warpsmith_dsl::tile::Words>;
+            type PingPong128x128 = #module::persistent<::warpsmith_dsl::gemm::product::HopperPingPong128x128>;
+            type Cooperative128x256 = #module::persistent<::warpsmith_dsl::gemm::product::HopperCooperative128x256>;
+            type Cooperative128x192 = #module::persistent<::warpsmith_dsl::gemm::product::HopperCooperative128x192>;
+            type Skinny16x64 = #module::few_rows<::warpsmith_dsl::gemm::product::Skinny16x64>;
+            type Skinny16x64Split4 = #module::few_rows<::warpsmith_dsl::gemm::product::Skinny16x64Split4>;
+            type Sums = #module::sums;
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! A product with an epilogue of one's own, `y[r, c] = softplus(scales[r] · (X Wᵀ)[r, c] + bias[c])`, planned by the library: it
+//! chooses the tile, the cluster and how many blocks share a sum as for its own products.
+
+use warpsmith_dsl::prelude::*;
+
+/// `softplus(scale of the row · sum + bias of the column)`
+#[product_kernels(softplus_f16: F16 -> F16, softplus_bf16: Bf16 -> f32)]
+pub struct Softplus {
+    scales: GlobalSlice<f32>,
+    bias: GlobalSlice<f32>,
+}
+
+impl ProductEpilogue for Softplus {
+    type Row = f32;
+    type Column = f32;
+
+    #[inline(always)]
+    fn row(&self, row: u32) -> f32 {
+        self.scales.get(row as usize).unwrap_or(0.0)
+    }
+
+    #[inline(always)]
+    fn column(&self, column: u32) -> f32 {
+        self.bias.get(column as usize).unwrap_or(0.0)
+    }
+
+    #[inline(always)]
+    fn apply(&self, scale: f32, bias: f32, sum: f32) -> f32 {
+        let x = scale * sum + bias;
+        x.max(0.0) + math::ln(1.0 + math::exp(-x.abs()))
+    }
+}
+
+/// `sum²`: an epilogue without operands.
+#[product_kernels(square_f16: F16 -> f32)]
+pub struct Square {}
+
+impl ProductEpilogue for Square {
+    type Row = ();
+    type Column = ();
+
+    #[inline(always)]
+    fn row(&self, _: u32) {}
+
+    #[inline(always)]
+    fn column(&self, _: u32) {}
+
+    #[inline(always)]
+    fn apply(&self, (): (), (): (), sum: f32) -> f32 {
+        sum * sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+    use warpsmith::ops::fused::{self, FusedProduct, Sum};
+    use warpsmith::ops::gemm::{Fused, Tile};
+    use warpsmith::{Device, Element, Error, Result, Tensor};
+
+    use super::*;
+    use crate::testing::{U, numbers};
+
+    const KERNELS: warpsmith::KernelFile = warpsmith::include_kernels!("own_product");
+
+    /// `softplus`, and how far f32 may be from it: the error of its argument, since the slope is at most 1. Of its own: the
+    /// exponential's 8 u and the addition's, halved by the logarithm's slope, the logarithm's 5 u of ln 2, and the last addition.
+    fn softplus(scales: &[f32], bias: &[f32], sum: &Sum) -> (f64, f64) {
+        let (scale, bias) = (f64::from(scales[sum.row]), f64::from(bias[sum.column]));
+        let x = scale * sum.value + bias;
+        let exact = x.max(0.0) + (-x.abs()).exp().ln_1p();
+        let of_argument = scale.abs() * sum.error + 2.0 * U * ((scale * sum.value).abs() + bias.abs());
+        (exact, 1.01 * (of_argument + U * (4.5 + 3.5 + exact)))
+    }
+
+    struct Case<T, O, F> {
+        product: FusedProduct<F, T, O>,
+        device: Device,
+        from: fn(f32) -> T,
+    }
+
+    impl<T, O, F> Case<T, O, F>
+    where
+        F: warpsmith_dsl::gemm::product::ProductKernels<Epilogue = Softplus>,
+        T: warpsmith::ops::linear::LinearTypes<f32> + Element<Device = F::Input> + Into<f64>,
+        O: Element<Device = F::Output> + Into<f64>,
+    {
+        fn new(device: Device, from: fn(f32) -> T) -> Result<Self> {
+            Ok(Self { product: fused::product::<F, T, O>(&device, &KERNELS)?, device, from })
+        }
+
+        /// A matrix whose rows are `stride` elements apart.
+        fn matrix(&self, seed: u64, [rows, columns]: [usize; 2], stride: usize) -> Result<Tensor<T>> {
+            let elements: Vec<T> = numbers(seed, rows * stride).into_iter().map(self.from).collect();
+            Tensor::from_slice(&self.device, &elements, [rows, stride])?.slice(1, 0..columns)
+        }
+
+        /// Runs and checks a product of these sizes, of rows that are `gap` elements apart from each other.
+        fn check(
+            &self,
+            [m, n, k]: [usize; 3],
+            gap: usize,
+            tile: Option<Tile>,
+            parts: Option<u32>,
+        ) -> Result<()> {
+            let (x, w) = (self.matrix(21, [m, k], k + gap)?, self.matrix(22, [n, k], k + gap)?);
+            let (scales, bias) = (numbers(23, m), numbers(24, n));
+            let of_row = Tensor::from_slice(&self.device, &scales, [m])?;
+            let of_column = Tensor::from_slice(&self.device, &bias, [n])?;
+            let product = self.product.of(&x, &w, (&of_row, &of_column)).tile(tile).parts(parts);
+            let worst = product.check(|sum| softplus(&scales, &bias, sum))?;
+            assert!(worst.is_none_or(|worst| worst.is_within()), "{m}x{n}x{k}, {tile:?}: {}", worst.unwrap());
+            Ok(())
+        }
+    }
+
+    fn emulator(name: &str) -> Device {
+        name.parse().expect("an emulator")
+    }
+
+    #[test]
+    fn products_of_any_size_and_layout_are_within_the_bound() -> Result<()> {
+        for device in ["emulator", "emulator:9.0"] {
+            let halves = Case::<f16, f16, softplus_f16>::new(emulator(device), f16::from_f32)?;
+            let brain = Case::<bf16, f32, softplus_bf16>::new(emulator(device), bf16::from_f32)?;
+            for (sizes, gap) in [
+                ([1, 1, 1], 0),
+                ([1, 96, 64], 0),
+                ([17, 5, 33], 0),
+                ([131, 67, 72], 8),
+                ([40, 200, 19], 1),
+                ([3, 4, 0], 8),
+                ([0, 4, 8], 0),
+            ] {
+                halves.check(sizes, gap, None, None)?;
+                brain.check(sizes, gap, None, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn every_variant_computes_the_same_function() -> Result<()> {
+        let halves = Case::<f16, f16, softplus_f16>::new(emulator("emulator:9.0"), f16::from_f32)?;
+        let own: Vec<Tile> =
+            Tile::of_input(warpsmith::DType::F16).filter(|tile| tile.serves_fused(Fused::Own)).collect();
+        assert_eq!(own.len(), 9);
+        for tile in own {
+            halves.check([150, 264, 136], 0, Some(tile), Some(1))?;
+            if tile.shares() {
+                halves.check([19, 72, 520], 0, Some(tile), Some(3))?;
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn the_planner_chooses_by_sizes_and_device() -> Result<()> {
+        let kernels = |device: &str, [m, n, k]: [usize; 3], forced: Option<Tile>| {
+            let case = Case::<f16, f16, softplus_f16>::new(emulator(device), f16::from_f32)?;
+            let [x, w] = [m, n].map(|rows| Tensor::<f16>::zeros(&case.device, [rows, k]));
+            let [scales, bias] = [m, n].map(|length| Tensor::<f32>::zeros(&case.device, [length]));
+            let (x, w, scales, bias) = (x?, w?, scales?, bias?);
+            let parts = forced.map(|_| 3);
+            let product = case.product.of(&x, &w, (&scales, &bias)).tile(forced).parts(parts);
+            Ok::<_, Error>(product.implementation()?.to_string())
+        };
+        let (large, one_row) = ([2048, 2048, 1024], [1, 4096, 1024]);
+        for (device, sizes, expected) in [
+            ("emulator:8.0", large, &["softplus_f16_128x128"][..]),
+            ("emulator:8.0", one_row, &["softplus_f16_16x64"]),
+            ("emulator:9.0", large, &["softplus_f16_pingpong", "softplus_f16_cooperative"]),
+            ("emulator:9.0", one_row, &["softplus_f16_skinny_16x64"]),
+            ("emulator:12.0", large, &["softplus_f16_128x128", "softplus_f16_128x64"]),
+        ] {
+            let told = kernels(device, sizes, None)?;
+            assert!(expected.iter().any(|kernel| told.contains(kernel)), "{sizes:?} on {device}: {told}");
+        }
+        let told = kernels("emulator:9.0", large, Some(Tile::HopperCooperative128x256))?;
+        assert!(told.contains("linear_hopper_f16_f32_cooperative_128x256"), "{told}");
+        assert!(told.contains("softplus_f16_sums"), "{told}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_variant_without_a_kernel_is_refused_with_those_that_have_one() -> Result<()> {
+        let halves = Case::<f16, f16, softplus_f16>::new(emulator("emulator:9.0"), f16::from_f32)?;
+        let error = halves.check([64, 64, 64], 0, Some(Tile::Skinny64x64), None).unwrap_err().to_string();
+        assert!(error.contains("skinny-16x64-split4") && error.contains("skinny-64x64"), "{error}");
+        Ok(())
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_named() -> Result<()> {
+        let case = Case::<f16, f16, softplus_f16>::new(emulator("emulator"), f16::from_f32)?;
+        let (x, w) = (case.matrix(1, [4, 8], 8)?, case.matrix(2, [3, 8], 8)?);
+        let numbers = Tensor::<f32>::zeros(&case.device, [4])?;
+        let run = |x: &Tensor<f16>, w: &Tensor<f16>| case.product.of(x, w, (&numbers, &numbers)).run();
+        let narrow = case.matrix(2, [3, 7], 7)?;
+        let error = run(&x, &narrow).unwrap_err().to_string();
+        assert!(error.contains("`w` has shape [3, 7]") && error.contains("[N, 8]"), "{error}");
+        let flat = x.reshape([32])?;
+        assert!(matches!(run(&flat, &w), Err(Error::Shape { operand: "x", .. })));
+        let other = Tensor::<f16>::zeros(&Device::cpu(), [3, 8])?;
+        assert!(matches!(run(&x, &other), Err(Error::DeviceMismatch { .. })));
+        let mut y = Tensor::<f16>::zeros(&case.device, [3, 4])?;
+        let into = case.product.of(&x, &w, (&numbers, &numbers)).run_into(&mut y);
+        assert!(matches!(into, Err(Error::Shape { operand: "y", .. })));
+        let mut same = w.slice(1, 0..3)?;
+        let into = case.product.of(&w, &w, (&numbers, &numbers)).run_into(&mut same);
+        assert!(matches!(into, Err(Error::Overlap { operand: "y", .. })));
+        Ok(())
+    }
+
+    #[test]
+    fn an_epilogue_may_have_no_operands() -> Result<()> {
+        let device = Device::emulator();
+        let square = fused::product::<square_f16, f16, f32>(&device, &KERNELS)?;
+        let x: Vec<f16> = numbers(25, 5 * 24).into_iter().map(f16::from_f32).collect();
+        let x = Tensor::from_slice(&device, &x, [5, 24])?;
+        let worst = square.of(&x, &x, ()).check(|sum| {
+            let exact = sum.value * sum.value;
+            (exact, 1.01 * (2.0 * sum.value.abs() * sum.error + sum.error * sum.error + U * exact))
+        })?;
+        assert!(worst.is_some_and(|worst| worst.is_within()), "{}", worst.unwrap());
+        Ok(())
+    }
+}
