@@ -33,6 +33,10 @@ shape!(
     Gradient64By32, 64, 32, 2
 );
 shape!(
+    /// Heads of up to 64 columns, and blocks of 16 others.
+    Gradient64By16, 64, 16, 2
+);
+shape!(
     /// Heads of up to 96 columns, and blocks of 32 others.
     Gradient96, 96, 32, 2
 );
@@ -79,7 +83,7 @@ pub struct GradientParams {
         attention_gradient_q_f16_128 = <F16, Gradient128, GivesQueries>,
         attention_gradient_q_f16_192 = <F16, Gradient192, GivesQueries>,
         attention_gradient_q_f16_256 = <F16, Gradient256, GivesQueries>,
-        attention_gradient_kv_f16_64 = <F16, Gradient64, GivesKeysAndValues>,
+        attention_gradient_kv_f16_64 = <F16, Gradient64By32, GivesKeysAndValues>,
         attention_gradient_kv_f16_96 = <F16, Gradient96, GivesKeysAndValues>,
         attention_gradient_kv_f16_128 = <F16, Gradient128, GivesKeysAndValues>,
         attention_gradient_k_f16_192 = <F16, Gradient192, GivesKeys>,
@@ -91,16 +95,16 @@ pub struct GradientParams {
         attention_gradient_q_bf16_128 = <Bf16, Gradient128, GivesQueries>,
         attention_gradient_q_bf16_192 = <Bf16, Gradient192, GivesQueries>,
         attention_gradient_q_bf16_256 = <Bf16, Gradient256, GivesQueries>,
-        attention_gradient_kv_bf16_64 = <Bf16, Gradient64, GivesKeysAndValues>,
+        attention_gradient_kv_bf16_64 = <Bf16, Gradient64By32, GivesKeysAndValues>,
         attention_gradient_kv_bf16_96 = <Bf16, Gradient96, GivesKeysAndValues>,
         attention_gradient_kv_bf16_128 = <Bf16, Gradient128, GivesKeysAndValues>,
         attention_gradient_k_bf16_192 = <Bf16, Gradient192, GivesKeys>,
         attention_gradient_k_bf16_256 = <Bf16, Gradient256, GivesKeys>,
         attention_gradient_v_bf16_192 = <Bf16, Gradient192, GivesValues>,
         attention_gradient_v_bf16_256 = <Bf16, Gradient256, GivesValues>,
-        attention_gradient_q_f32_64 = <f32, Gradient64By32, GivesQueries>,
+        attention_gradient_q_f32_64 = <f32, Gradient64By16, GivesQueries>,
         attention_gradient_q_f32_128 = <f32, Gradient128By16, GivesQueries>,
-        attention_gradient_kv_f32_64 = <f32, Gradient64By32, GivesKeysAndValues>,
+        attention_gradient_kv_f32_64 = <f32, Gradient64By16, GivesKeysAndValues>,
         attention_gradient_k_f32_128 = <f32, Gradient128By16, GivesKeys>,
         attention_gradient_v_f32_128 = <f32, Gradient128By16, GivesValues>,
     ],

@@ -34,7 +34,7 @@ use crate::{KernelParam, thread, warp};
 
 pub use super::portable::THREADS;
 
-/// Blocks of others that the ring holds.
+/// Blocks of others that shared memory holds: one that is multiplied, and the next one.
 const STAGES: u32 = 2;
 /// Numbers of a row that tiles read: its log-sum-exp, Δ, and two that make them 16 bytes.
 pub const ROW_NUMBERS: u32 = 4;
@@ -120,7 +120,7 @@ pub struct GradientTile<T, S, G>(PhantomData<(T, S, G)>);
 /// A block of others, of a head.
 #[derive(Clone, Copy)]
 struct Others {
-    /// The head of Q, or, where others are keys, of K.
+    /// The number of the head, of those whose others the tile has.
     head: u32,
     block: u32,
 }
@@ -131,8 +131,28 @@ struct Problem<'a> {
     operands: &'a ScoreOperands,
     sizes: &'a Sizes,
     work: &'a Work,
-    /// The heads of others: the first, and the one behind the last.
-    heads: [u32; 2],
+    /// Of tiles of queries the head of K.
+    key_head: u32,
+}
+
+impl Problem<'_> {
+    /// Heads whose others the tile has.
+    #[inline(always)]
+    fn heads<G: Gives>(&self) -> u32 {
+        if G::OF_KEYS { self.sizes.group.max(1) } else { 1 }
+    }
+
+    /// The head of others: of Q, or, where they are keys, of K.
+    #[inline(always)]
+    fn other_head<G: Gives>(&self, at: Others) -> u32 {
+        if G::OF_KEYS { self.work.head * self.sizes.group.max(1) + at.head } else { self.key_head }
+    }
+
+    /// The head of Q.
+    #[inline(always)]
+    fn query_head<G: Gives>(&self, at: Others) -> u32 {
+        if G::OF_KEYS { self.other_head::<G>(at) } else { self.work.head }
+    }
 }
 
 /// A warp's sums.
@@ -196,14 +216,8 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
         // SAFETY: the caller's promise; each row belongs to one block.
         unsafe {
             let Some(work) = tiles.work(index) else { return };
-            let heads = if G::OF_KEYS {
-                let group = sizes.group.max(1);
-                [work.head * group, (work.head + 1) * group]
-            } else {
-                let head = sizes.key_head(&work);
-                [head, head + 1]
-            };
-            let summed = Self::sum(&Problem { tensors, operands, sizes, work: &work, heads });
+            let key_head = if G::OF_KEYS { 0 } else { sizes.key_head(&work) };
+            let summed = Self::sum(&Problem { tensors, operands, sizes, work: &work, key_head });
             // Again, so that the registers are free meanwhile.
             let Some(work) = tiles.work(ptx::opaque(index)) else { return };
             let [columns, value_columns] = [tensors.columns, tensors.value_columns];
@@ -260,20 +274,14 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
                     columns,
                 );
             }
-            let mut at = Others { head: of.heads[0], block: first_block };
-            let mut loaded = at;
-            for stage in 0..STAGES - 1 {
-                Self::load(of, loaded, stage);
-                loaded = next(loaded);
-            }
+            let mut at = Others { head: 0, block: first_block };
+            Self::load(of, at, 0);
             let terms = if G::OF_KEYS { [[0.0; 2]; ROWS] } else { Self::terms_of(of, own_row) };
-            let within = Self::others_of_all(of);
             let mut index = 0;
-            while at.head < of.heads[1] {
-                ptx::cp_async_wait_group(STAGES - 2);
+            while at.head < of.heads::<G>() {
+                ptx::cp_async_wait_group(0);
                 thread::sync_threads();
-                Self::load(of, loaded, index + STAGES - 1);
-                loaded = next(loaded);
+                Self::load(of, next(at), index + 1);
                 if Self::has_any(of, at) {
                     let stage = Self::stage(index);
                     let mut scores = Fragment(S::Scores::zero());
@@ -286,7 +294,7 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
                     // Opaque: what follows from the row is worth no register from block to block.
                     let row = ptx::opaque(own_row);
                     let all = [&mut scores, &mut gradient];
-                    Self::differentiate(all, of, at, row, (terms, stage), within);
+                    Self::differentiate(all, of, at, row, (terms, stage));
                     if G::VALUES {
                         let others = stage.offset(Self::OTHER_BYTES);
                         Self::add_others(&mut summed.values, &scores, others);
@@ -295,8 +303,8 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
                         Self::add_others(&mut summed.own, &gradient, stage);
                     }
                 }
-                at = next(at);
-                // Opaque: copies of the loop are worth nothing.
+                // Opaque: what comes next is worth no registers meanwhile, and copies of the loop are worth nothing.
+                at = next(Others { head: ptx::opaque(at.head), block: ptx::opaque(at.block) });
                 index = ptx::opaque(index + 1);
             }
             ptx::cp_async_wait_all();
@@ -332,11 +340,12 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
     #[inline(always)]
     unsafe fn load(of: &Problem<'_>, at: Others, index: u32) {
         let (tensors, work) = (of.tensors, of.work);
-        if at.head < of.heads[1] {
+        if at.head < of.heads::<G>() {
+            let head = of.other_head::<G>(at);
             let first = at.block * Self::OTHERS;
             let count = work.keys - first;
             let to = Self::stage(index);
-            let place = (work.place.key + first, at.head);
+            let place = (work.place.key + first, head);
             let [others, second] = if G::OF_KEYS { [tensors.q, tensors.dy] } else { [tensors.k, tensors.v] };
             // SAFETY: the caller's promise; the rest is within the stage, and a row has its numbers.
             unsafe {
@@ -346,7 +355,7 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
                 if G::OF_KEYS {
                     let row = thread::thread_idx_x();
                     let number = of.sizes.lse_batch * work.place.batch as u64
-                        + of.sizes.lse_head * at.head as u64
+                        + of.sizes.lse_head * head as u64
                         + (work.place.key + first + row) as u64;
                     let from = tensors.rows.offset(number * ROW_NUMBERS as u64).address();
                     let bytes = if row < count { ROW_BYTES } else { 0 };
@@ -381,7 +390,7 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
     #[inline(always)]
     fn others_of_all(of: &Problem<'_>) -> [i32; 2] {
         let (work, window) = (of.work, of.sizes.window);
-        let first = work.row + Self::warp_row();
+        let first = ptx::opaque(work.row) + Self::warp_row();
         let last = (first + WARP_ROWS - 1).min(work.rows.max(1) - 1);
         let [begin, _] = window.keys_of(last, work.offset, work.keys);
         let [_, stop] = window.keys_of(first, work.offset, work.keys);
@@ -399,7 +408,7 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
             return true;
         }
         let work = of.work;
-        let head = if G::OF_KEYS { at.head } else { work.head };
+        let head = of.query_head::<G>(at);
         let range = |first: u32, count: u32, end: u32| [first, end.min(first + count)];
         let rows = range(work.row + Self::warp_row(), WARP_ROWS, work.rows);
         let others = range(at.block * Self::OTHERS, Self::OTHERS, work.keys);
@@ -487,12 +496,11 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
         at: Others,
         own_row: u32,
         (own_terms, stage): ([RowTerms; ROWS], SharedAddress),
-        [begin, stop]: [i32; 2],
     ) {
         let (work, operands) = (of.work, of.operands);
         let column = accumulator_coord(warp::lane_id(), 0).column;
         let first = at.block * Self::OTHERS;
-        let head = if G::OF_KEYS { at.head } else { work.head };
+        let head = of.query_head::<G>(at);
         let place = Place { rows: [own_row, own_row + 8], heads: [head; ROWS], key: first + column };
         let of_columns = stage.offset(2 * Self::OTHER_BYTES + column * ROW_BYTES);
         // Of the four accumulators of a fragment.
@@ -544,6 +552,8 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
                 }
             }
         }
+        // Again for each block: from one to the next it is worth no registers.
+        let [begin, stop] = Self::others_of_all(of);
         if (first as i32) < begin || (first + Self::OTHERS) as i32 > stop {
             scores::keep_within(scores, of.sizes.window, work, place, work.within);
         }

@@ -20,7 +20,11 @@ struct Problem {
 }
 
 impl Problem {
-    fn new([batch, rows, keys]: [usize; 3], [key_heads, group]: [usize; 2], [width, values]: [usize; 2]) -> Self {
+    fn new(
+        [batch, rows, keys]: [usize; 3],
+        [key_heads, group]: [usize; 2],
+        [width, values]: [usize; 2],
+    ) -> Self {
         let heads = key_heads * group;
         Self {
             operands: [
@@ -42,7 +46,8 @@ impl Problem {
     }
 
     fn gradients(&self, terms: &AttentionTerms<'_, f32>) -> ([Array4<f64>; 3], Array1<f64>) {
-        let mut gradients = self.operands.each_ref().map(|operand| Array4::from_elem(operand.dim(), f64::NAN));
+        let mut gradients =
+            self.operands.each_ref().map(|operand| Array4::from_elem(operand.dim(), f64::NAN));
         let mut dsinks = Array1::zeros(self.dy.dim().2);
         let to_sinks = terms.sinks.is_some().then(|| dsinks.view_mut());
         let to = gradients.each_mut().map(|gradient| gradient.view_mut());

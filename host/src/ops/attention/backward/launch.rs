@@ -12,8 +12,8 @@ use warpsmith_dsl::attention::work::{Sequences, Sizes};
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, KernelArgs};
 use warpsmith_kernels::attention_gradient::{
-    Gradient64, Gradient64By32, Gradient96, Gradient128, Gradient128By16, Gradient192, Gradient256,
-    GradientParams, attention_gradient, attention_gradient_rows,
+    Gradient64, Gradient64By16, Gradient64By32, Gradient96, Gradient128, Gradient128By16, Gradient192,
+    Gradient256, GradientParams, attention_gradient, attention_gradient_rows,
 };
 
 use super::{AttentionGradientOp, AttentionGradientOutputs, AttentionInput, OPERATION};
@@ -85,7 +85,7 @@ pub trait Kernels: Element {
 }
 
 macro_rules! kernels {
-    ($($element:ident $device:ident [$($both:literal $of_both:ident),*] [$($apart:literal $of_apart:ident),*];)*) => {
+    ($($element:ident $device:ident [$($both:literal $of_queries:ident $of_both:ident),*] [$($apart:literal $of_apart:ident),*];)*) => {
         $(
             impl Kernels for $element {
                 #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
@@ -94,7 +94,7 @@ macro_rules! kernels {
                     Some(match columns {
                         $(..=$both => Instance {
                             rows,
-                            queries: Launcher::of::<attention_gradient<$device, $of_both, GivesQueries>>(),
+                            queries: Launcher::of::<attention_gradient<$device, $of_queries, GivesQueries>>(),
                             keys: KeyKernels::Both(
                                 Launcher::of::<attention_gradient<$device, $of_both, GivesKeysAndValues>>(),
                             ),
@@ -115,9 +115,9 @@ macro_rules! kernels {
     };
 }
 kernels!(
-    f16 F16 [64 Gradient64, 96 Gradient96, 128 Gradient128] [192 Gradient192, 256 Gradient256];
-    bf16 Bf16 [64 Gradient64, 96 Gradient96, 128 Gradient128] [192 Gradient192, 256 Gradient256];
-    f32 f32 [64 Gradient64By32] [128 Gradient128By16];
+    f16 F16 [64 Gradient64 Gradient64By32, 96 Gradient96 Gradient96, 128 Gradient128 Gradient128] [192 Gradient192, 256 Gradient256];
+    bf16 Bf16 [64 Gradient64 Gradient64By32, 96 Gradient96 Gradient96, 128 Gradient128 Gradient128] [192 Gradient192, 256 Gradient256];
+    f32 f32 [64 Gradient64By16 Gradient64By16] [128 Gradient128By16];
 );
 
 impl Instance {
