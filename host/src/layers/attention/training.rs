@@ -269,3 +269,6 @@ impl<T: AttentionInput + LinearInput + LinearGradientElement> Attention<T> {
         all.into_iter().map(|gradient| self.of_rows(&gradient)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;
