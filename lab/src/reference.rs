@@ -1,6 +1,7 @@
 //! The f64 reference of a linear operation: the CPU implementation with f64 sums, on all of the output or a part of it.
 
 pub(crate) mod attention;
+pub(crate) mod attention_gradient;
 
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis};
 use warpsmith::cpu::{self, LinearTerms, Operand};

@@ -6,7 +6,7 @@ use ndarray::{Array1, Array3, Array4};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use warpsmith::ops::attention::{Alignment, Way, Window};
-use warpsmith::{DType, Device, Error, Tensor, ops};
+use warpsmith::{DType, Device, DeviceKind, Error, Tensor, ops};
 use warpsmith_lab::cases::{AttentionCase, AttentionLayout, Data, KeyScales, Sequences, Slopes};
 use warpsmith_lab::validate;
 
@@ -16,6 +16,9 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     attention_draws_stay_within_their_bound,
     attention_draws_with_one_key_of_all_the_weight_are_exact,
     attention_cases_that_are_easy_to_get_wrong_hold,
+    attention_gradients_drawn_stay_within_their_bound,
+    attention_gradients_of_one_key_of_all_the_weight_are_exact,
+    attention_gradients_of_cases_that_are_easy_to_get_wrong_hold,
     attention_of_a_sequence_does_not_depend_on_others,
     attention_takes_lengths_and_offsets_beyond_its_tensors,
     attention_of_many_rows_and_heads_is_that_of_few,
@@ -184,24 +187,61 @@ fn plain_case(data: Data) -> impl Strategy<Value = AttentionCase> {
     )
 }
 
-fn attention_draws_stay_within_their_bound(device: &Device) -> Result<(), Failed> {
+/// Any case, with everything that is done to scores.
+fn any_case() -> impl Strategy<Value = AttentionCase> {
     let scale = prop::option::weighted(0.3, prop::sample::select(vec![0.0f32, 0.02, 0.3, -0.25]));
     let cap = prop::option::weighted(0.3, prop::sample::select(vec![0.3f32, 2.0, 50.0]));
     let bias = prop::option::weighted(0.4, any::<[bool; 4]>());
     let slopes = prop::sample::select(vec![None, None, Some(Slopes::OfHeads), Some(Slopes::OfSequences)]);
-    let cases = (plain_case(Data::Uniform), scale, cap, bias, slopes, any::<bool>()).prop_map(
+    (plain_case(Data::Uniform), scale, cap, bias, slopes, any::<bool>()).prop_map(
         |(case, scale, soft_cap, bias, slopes, sinks)| {
             let is_packed = matches!(case.sequences, Sequences::Packed(_));
             let bias = bias.filter(|_| !is_packed);
             AttentionCase { scale, soft_cap, bias, slopes, sinks, ..case }
         },
-    );
-    Ok(drawn::runner(device, [40, 300])?.run(&cases, |case| check(device, &case))?)
+    )
+}
+
+fn attention_draws_stay_within_their_bound(device: &Device) -> Result<(), Failed> {
+    Ok(drawn::runner(device, [40, 300])?.run(&any_case(), |case| check(device, &case))?)
 }
 
 fn attention_draws_with_one_key_of_all_the_weight_are_exact(device: &Device) -> Result<(), Failed> {
     // Two digits of a key's number at least.
     Ok(drawn::runner(device, [40, 300])?.run(&plain_case(Data::Integers), |case| check(device, &case))?)
+}
+
+/// The case with what has gradients; none if a kernel of the device lacks its sizes.
+fn differentiable(device: &Device, case: AttentionCase) -> Option<AttentionCase> {
+    let is_wide = case.width.max(case.value_width) > 128;
+    let has_kernel = device.kind() == DeviceKind::Cpu || case.dtype != DType::F32 || !is_wide;
+    has_kernel.then_some(AttentionCase { page_size: None, keys_dtype: None, key_scales: [None; 2], ..case })
+}
+
+fn check_gradients(device: &Device, case: AttentionCase) -> Result<(), TestCaseError> {
+    let Some(case) = differentiable(device, case) else { return Ok(()) };
+    let [matrices, rows, keys] = case.sequences.axes();
+    let of_keys = keys * case.key_heads * (case.width + case.value_width);
+    let of_sinks = if case.sinks { case.heads() } else { 0 };
+    let compared = matrices * (rows * case.heads() * case.width + of_keys) + of_sinks;
+    let what = format!("gradients of {} {} {}", case.dtype, case.shape(), case.options());
+    drawn::passed(validate::attention_backward(device, &case), &what, compared).map(drop)
+}
+
+fn attention_gradients_drawn_stay_within_their_bound(device: &Device) -> Result<(), Failed> {
+    Ok(drawn::runner(device, [40, 300])?.run(&any_case(), |case| check_gradients(device, case))?)
+}
+
+fn attention_gradients_of_one_key_of_all_the_weight_are_exact(device: &Device) -> Result<(), Failed> {
+    let cases = plain_case(Data::Integers);
+    Ok(drawn::runner(device, [40, 300])?.run(&cases, |case| check_gradients(device, case))?)
+}
+
+fn attention_gradients_of_cases_that_are_easy_to_get_wrong_hold(device: &Device) -> Result<(), Failed> {
+    for case in regressions() {
+        check_gradients(device, case).map_err(|error| error.to_string())?;
+    }
+    Ok(())
 }
 
 fn numbers(device: &Device, shape: [usize; 4], seed: usize) -> Result<Tensor<bf16>, Failed> {

@@ -17,7 +17,7 @@ use warpsmith_kernels::MODULES;
 use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, KeyScales,
     KvCacheCase, LinearBackwardCase, LinearCase, MaskRows, MatmulCase, NormCase, Placement, RotaryCase,
-    Scales, SlopesFrom, SoftmaxCase, Terms, UpdateBackwardCase, UpdateCase,
+    Scales, Sequences, SlopesFrom, SoftmaxCase, Terms, UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 use warpsmith_tests::mutants::report::Table;
@@ -255,7 +255,35 @@ fn attentions() -> Result<(), Failed> {
             }
         }
     }
-    all_ran(&ran, |name| name.starts_with("attention_") && !name.starts_with("attention_fp8_"))
+    let of_others = ["attention_fp8_", "attention_gradient_"];
+    all_ran(&ran, |name| {
+        name.starts_with("attention_") && !of_others.iter().any(|start| name.starts_with(start))
+    })
+}
+
+/// Gradients by every kernel: of causal rows with sinks, and of packed sequences.
+fn attention_gradients() -> Result<(), Failed> {
+    let (devices, mut ran) = (devices(), BTreeSet::new());
+    for width in [40, 96, 128, 192, 256] {
+        for dtype in crate::attention::TYPES.into_iter().filter(|dtype| width <= 128 || *dtype != DType::F32)
+        {
+            let window = Window::new(None, Some(0), Alignment::BottomRight);
+            let plain = AttentionCase { window, ..AttentionCase::new(dtype, [1, 70, 90], [1, 2], width) };
+            let packed = Sequences::Packed(vec![[30, 40], [0, 3], [66, 20]]);
+            for case in
+                [AttentionCase { sinks: true, ..plain.clone() }, AttentionCase { sequences: packed, ..plain }]
+            {
+                let what = format!("gradients of {dtype} {} {}", case.shape(), case.options());
+                ran.extend(bits_in_every_mode(
+                    &devices,
+                    &what,
+                    |device| validate::attention_backward(device, &case),
+                    |device| validate::attention_backward_bits(device, &case),
+                )?);
+            }
+        }
+    }
+    all_ran(&ran, |name| name.starts_with("attention_gradient_"))
 }
 
 /// The same of keys and values of 8 bits, in pages and not.
@@ -718,6 +746,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     let attentions = Trial::test(name, attentions);
     let name = "slow::emulator::modes::attentions_of_keys_of_8_bits_give_the_same_bits_in_every_mode";
     let attentions_of_fp8 = Trial::test(name, attentions_of_fp8);
+    let name = "slow::emulator::modes::gradients_of_attentions_give_the_same_bits_in_every_mode";
+    let of_attentions = Trial::test(name, attention_gradients);
     let caches = Trial::test("emulator::modes::caches_hold_the_same_bits_in_every_mode", caches);
     let name = "slow::emulator::modes::elementwise_rotary_and_embedding_give_the_same_bits_in_every_mode";
     let elements = Trial::test(name, elements);
@@ -748,5 +778,5 @@ pub(crate) fn trials() -> Vec<Trial> {
     ];
     let name = "slow::emulator::modes::gradients_of_updates_give_the_same_bits_in_every_mode";
     let of_updates = Trial::test(name, update_gradients);
-    by_types.into_iter().chain(single).chain([of_updates]).chain(updates).collect()
+    by_types.into_iter().chain(single).chain([of_updates, of_attentions]).chain(updates).collect()
 }

@@ -52,6 +52,8 @@ class Operands:
 def variants(request, operands):
     """The functions of a set to time, by name."""
     extra = request["extra"]
+    if request["backward"]:
+        return gradients(request, operands)
     if extra.startswith("packed"):
         found = {"torch-flash-varlen": varlen(request, operands)}
     else:
@@ -121,6 +123,48 @@ def backends(request, operands):
     else:
         # What takes masks beside cuDNN.
         found["torch-efficient"] = by(SDPBackend.EFFICIENT_ATTENTION)
+    return found
+
+
+def gradients(request, operands):
+    """The kernels of gradients, called directly: a graph cannot record what the tape does. The forward passes have run before."""
+    causal, found = request["causal"], {}
+    scaled_dot_product = "_scaled_dot_product_%s_attention"
+    heads_first = lambda tensor: tensor.transpose(1, 2)
+    group = request["heads"] // request["key_heads"]
+
+    def flash(q, k, v):
+        # This function has as many heads of keys as of queries.
+        k, v = (tensor.repeat_interleave(group, 1) if group > 1 else tensor for tensor in (k, v))
+        forward = getattr(torch.ops.aten, scaled_dot_product % "flash")
+        y, lse, ends_q, ends_k, most_q, most_k, seed, offset, _ = forward(q, k, v, 0.0, causal)
+        return k, v, (y, lse, ends_q, ends_k, most_q, most_k, 0.0, causal, seed, offset)
+
+    def cudnn(q, k, v):
+        forward = getattr(torch.ops.aten, scaled_dot_product % "cudnn")
+        y, lse, ends_q, ends_k, most_q, most_k, seed, offset, _ = forward(q, k, v, None, True, 0.0, causal)
+        return k, v, (y, lse, seed, offset, None, ends_q, ends_k, most_q, most_k, 0.0, causal)
+
+    def by(name, forward):
+        backward = getattr(torch.ops.aten, scaled_dot_product % name + "_backward")
+        saved = {}
+        for q, k, v in operands.sets:
+            of = [heads_first(tensor) for tensor in (q, k, v)]
+            k_of, v_of, rest = forward(*of)
+            saved[q.data_ptr()] = (rest[0].clone(), of[0], k_of, v_of, rest)
+
+        def differentiate(q, *_):
+            dy, q, k, v, rest = saved[q.data_ptr()]
+            return [heads_first(gradient) for gradient in backward(dy, q, k, v, *rest)[:3]]
+
+        return differentiate
+
+    for name, forward in (("cudnn", cudnn), ("flash", flash)):
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                found["torch-" + name] = by(name, forward)
+        except Exception as error:  # Absent as any other variant that cannot be made; linear.py says so.
+            found["torch-" + name] = raising(error)
     return found
 
 
@@ -194,6 +238,9 @@ def flex(request, operands):
 
 def check(name, request, operands, result):
     """Whether a row of the first sequence and one of the last are what was asked for."""
+    if request["backward"]:
+        check_gradients(name, request, operands, result)
+        return
     lengths = request["lengths"]
     sequences = len(lengths) or request["batch"]
     for b, which in ((0, -1), (sequences - 1, -1), (sequences - 1, 0)):
@@ -210,6 +257,27 @@ def check(name, request, operands, result):
         allowed = 0.02 * expected.abs().max().item() + 0.002
         if not error <= allowed:
             raise RuntimeError(f"{name} is off by {error} at row {i} of sequence {b}, more than {allowed}")
+
+
+def check_gradients(name, request, operands, result):
+    """Whether the gradients of a row of queries are what was asked for, where the gradient of a result is the result itself."""
+    q, k, v = (tensor[-1].double() for tensor in operands.sets[0])
+    group, i = request["heads"] // request["key_heads"], request["rows"] // 2
+    k, v = (tensor.repeat_interleave(group, 1) for tensor in (k, v))
+    scale = 1 / math.sqrt(q.shape[-1])
+    scores = torch.einsum("hd,jhd->hj", q[i], k) * scale
+    if request["causal"]:
+        beside = i + request["keys"] - request["rows"]
+        scores = scores.masked_fill(torch.arange(k.shape[0], device="cuda") > beside, -math.inf)
+    weights = scores.softmax(-1)
+    y = torch.einsum("hj,jhd->hd", weights, v)
+    of_weights = torch.einsum("hd,jhd->hj", y, v)
+    of_scores = weights * (of_weights - (y * y).sum(-1, keepdim=True))
+    expected = torch.einsum("hj,jhd->hd", of_scores, k) * scale
+    error = (result[0][-1, i].double() - expected).abs().max().item()
+    allowed = 0.05 * expected.abs().max().item() + 0.002
+    if not error <= allowed:
+        raise RuntimeError(f"{name} is off by {error} in the gradient of row {i}, more than {allowed}")
 
 
 def row(request, operands, q, k, v, more, i, rows):

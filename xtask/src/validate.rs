@@ -79,6 +79,7 @@ pub(crate) enum Operation {
     ExpertMlp,
     Repack,
     Attention,
+    AttentionBackward,
     Norm,
     Softmax,
     CrossEntropy,
@@ -371,6 +372,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for case in &cases {
             progress.set_message(format!("attention {} {}", case.dtype, case.shape()));
             rows.push(row_of(Label::attention(case), || validate::attention(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+    if args.op.is_none_or(|op| op == Operation::AttentionBackward) {
+        let cases = cases::attention_gradients(level, &device, args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("attention_backward {} {}", case.dtype, case.shape()));
+            let label = Label { operation: "attention_backward", ..Label::attention(case) };
+            rows.push(row_of(label, || validate::attention_backward(&device, case)));
             progress.inc(1);
         }
         progress.finish_and_clear();

@@ -11,9 +11,11 @@
 //! | [`softmax`] | the softmax of a row whose scores come in parts |
 //! | [`hopper`] | the tile of Hopper's kernels: copy engine and `wgmma` |
 //! | [`cache`] | new keys and values become those of a cache |
+//! | [`gradient`] | the tiles of its gradients |
 //! | [`portable`] | the tile of all others, and of few rows: `cp.async` and `mma.sync` |
 
 pub mod cache;
+pub mod gradient;
 pub mod hopper;
 pub mod portable;
 pub mod scores;

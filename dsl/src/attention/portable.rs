@@ -5,7 +5,7 @@
 //!
 //! A launch may be split along the keys: each block then has a part of them, and stores its sums, and another kernel adds them up.
 
-mod copies;
+pub(super) mod copies;
 mod element;
 mod output;
 mod stored;
@@ -18,6 +18,7 @@ pub use tensors::{Pages, Parts, Strided, Tensors};
 
 use core::marker::PhantomData;
 
+use copies::copy;
 use output::OutputRow;
 use tensors::Keys;
 
@@ -36,7 +37,7 @@ use crate::{thread, warp};
 /// Threads of a block.
 pub const THREADS: u32 = 128;
 /// Warps of a block.
-const WARPS: u32 = THREADS / warp::SIZE;
+pub(super) const WARPS: u32 = THREADS / warp::SIZE;
 
 /// The sizes of a tile.
 pub trait PortableShape: 'static {
@@ -203,7 +204,7 @@ impl<T: PortableElement, S: PortableShape, K: StoredKeys<T>> PortableTile<T, S, 
                 let rows = tensors.q;
                 let all = work.rows * sizes.pack.max(1);
                 let count = all.saturating_sub(work.row);
-                Self::copy::<T>(
+                copy::<T>(
                     SharedAddress::dynamic(),
                     Self::K_BOXES,
                     Self::BLOCK_ROWS,
@@ -532,7 +533,7 @@ impl<T: PortableElement, S: PortableShape, K: StoredKeys<T>> PortableTile<T, S, 
 
 /// Where a matrix of `rows` rows in boxes has byte `byte` of a row.
 #[inline(always)]
-fn place(rows: u32, row: u32, byte: u32) -> u32 {
+pub(super) fn place(rows: u32, row: u32, byte: u32) -> u32 {
     let first = byte / BOX_ROW_BYTES * rows * BOX_ROW_BYTES;
     first + Swizzle::Bytes128.apply(row * BOX_ROW_BYTES + byte % BOX_ROW_BYTES)
 }

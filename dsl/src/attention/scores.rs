@@ -370,7 +370,7 @@ impl Place {
 
 /// The hyperbolic tangent, within a few roundings of itself: 1 − 2 / (1 + e²ˣ), which cancels where x is small.
 #[inline(always)]
-fn tanh(x: f32) -> f32 {
+pub(super) fn tanh(x: f32) -> f32 {
     let large = 1.0 - 2.0 * ptx::rcp_approx_ftz(1.0 + ptx::ex2_approx_ftz(x * (2.0 * LOG2_E)));
     // The first terms of the series: the next is below a rounding.
     let square = x * x;

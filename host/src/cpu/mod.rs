@@ -31,7 +31,10 @@ mod update_gradient;
 pub use activation::Activation;
 pub use adamw::AdamWScalars;
 pub use attention::LANES as PRODUCT_LANES;
-pub use attention::{Alignment, AttentionTerms, Window, attention, packed_attention};
+pub use attention::{
+    Alignment, AttentionTerms, Window, attention, attention_gradient, packed_attention,
+    packed_attention_gradient,
+};
 pub use cross_entropy::{CrossEntropy, RowLoss, Target, cross_entropy};
 pub use elementwise::{Elementwise, elementwise};
 pub use embedding::{add_rows, tokens_of_ids};

@@ -10,7 +10,8 @@ mod training;
 mod update;
 
 pub use attention::{
-    Attention, AttentionConfig, AttentionForward, AttentionNames, CacheFormat, KvCache, KvCacheConfig,
+    Attention, AttentionConfig, AttentionForward, AttentionLayerGradients, AttentionNames, AttentionSaved,
+    CacheFormat, KvCache, KvCacheConfig, ProjectionGradients,
 };
 pub use embedding::Embedding;
 pub use experts::{ExpertOptions, Experts};

@@ -2,7 +2,9 @@
 
 use half::{bf16, f16};
 use warpsmith::error::{Error, Result};
-use warpsmith::ops::attention::{Alignment, AttentionInput, AttentionOp, Window};
+use warpsmith::ops::attention::{
+    Alignment, AttentionGradientOp, AttentionGradientOutputs, AttentionInput, AttentionOp, Window,
+};
 use warpsmith::ops::{self, Implementation};
 use warpsmith::stream::Stream;
 use warpsmith::tensor::{DType, Element, Tensor};
@@ -40,6 +42,25 @@ pub fn attention_subject(stream: &Stream, case: &AttentionCase) -> Result<Attent
         DType::F16 => subject::<f16>(stream, case),
         DType::Bf16 => subject::<bf16>(stream, case),
         DType::F32 => subject::<f32>(stream, case),
+        actual => Err(Error::Type {
+            operation: OPERATION,
+            operand: "q",
+            expected: "f16, bf16 or f32".into(),
+            actual,
+        }),
+    }
+}
+
+/// The same of the gradients of `case`, which are measured without the forward pass: of q, k, v, and of sinks, if there are some.
+///
+/// # Errors
+///
+/// As [`attention_subject`]; whatever the forward pass returns.
+pub fn attention_backward_subject(stream: &Stream, case: &AttentionCase) -> Result<AttentionSubject> {
+    match case.dtype {
+        DType::F16 => gradient_subject::<f16>(stream, case),
+        DType::Bf16 => gradient_subject::<bf16>(stream, case),
+        DType::F32 => gradient_subject::<f32>(stream, case),
         actual => Err(Error::Type {
             operation: OPERATION,
             operand: "q",
@@ -285,13 +306,72 @@ fn subject<T: AttentionInput + FloatElement>(
     Ok(AttentionSubject { operation: Box::new(operation), implementation, flops, bytes })
 }
 
+/// What the gradients of a set are computed from, and where they go.
+struct GradientSet<T: Element> {
+    set: Set<T>,
+    lse: Tensor<f32>,
+    dy: Tensor<T>,
+    dq: Tensor<T>,
+    dk: Tensor<T>,
+    dv: Tensor<T>,
+    dsinks: Option<Tensor<f32>>,
+}
+
+impl<T: AttentionInput + FloatElement> GradientSet<T> {
+    fn new(stream: &Stream, case: &AttentionCase, set: Set<T>) -> Result<Self> {
+        let (y, lse) = set.operation(case).on(stream).run_with_lse()?;
+        let new = |like: &Tensor<T>| Tensor::zeros_on(stream, like.shape());
+        // Numbers as evenly drawn as others: those of the values' size that results have.
+        let dy = y.deep_clone()?;
+        let dsinks = set.sinks.as_ref().map(|sinks| Tensor::zeros_on(stream, sinks.shape())).transpose()?;
+        let (dq, dk, dv) = (new(&set.q)?, new(&set.k)?, new(&set.v)?);
+        Ok(Self { set: Set { y, ..set }, lse, dy, dq, dk, dv, dsinks })
+    }
+
+    fn operation(&self, case: &AttentionCase) -> AttentionGradientOp<'_, T> {
+        self.set.operation(case).backward(&self.set.y, &self.lse, &self.dy)
+    }
+}
+
+fn gradient_subject<T: AttentionInput + FloatElement>(
+    stream: &Stream,
+    case: &AttentionCase,
+) -> Result<AttentionSubject> {
+    let first = Set::<T>::new(stream, case)?;
+    // Q Kᵀ and dY Vᵀ; dQ, dK and dV.
+    let products = 3 * case.width + 2 * case.value_width;
+    let flops = 2.0 * pairs(case) * case.heads() as f64 * products as f64;
+    // What the forward pass has, Y and dY read, and three gradients.
+    let gradients = first.q.len() + first.k.len() + first.v.len() + first.y.len();
+    let bytes = bytes(case, &first) + (gradients * size_of::<T>()) as f64;
+    let mut sets = vec![GradientSet::new(stream, case, first)?];
+    let implementation = sets[0].operation(case).implementation()?;
+    for _ in 1..sets_beyond_cache(stream.device(), bytes as u64) {
+        let copied = sets[0].set.copied(stream)?;
+        sets.push(GradientSet::new(stream, case, copied)?);
+    }
+    let (case, stream) = (case.clone(), stream.clone());
+    let operation = move |index: usize| {
+        let of = &sets[index % sets.len()];
+        let mut dsinks = of.dsinks.clone();
+        of.operation(&case).on(&stream).run_into(AttentionGradientOutputs {
+            dq: Some(&mut of.dq.clone()),
+            dk: Some(&mut of.dk.clone()),
+            dv: Some(&mut of.dv.clone()),
+            dsinks: dsinks.as_mut(),
+            adds: false,
+        })
+    };
+    Ok(AttentionSubject { operation: Box::new(operation), implementation, flops, bytes })
+}
+
 #[cfg(test)]
 mod tests {
     use warpsmith::ops::Implementation;
     use warpsmith::ops::attention::{Alignment, Window};
     use warpsmith::{DType, Device};
 
-    use super::{attention_subject, pairs};
+    use super::{attention_backward_subject, attention_subject, pairs};
     use crate::cases::{AttentionCase, Sequences, Slopes};
 
     fn case(sequences: Sequences) -> AttentionCase {
@@ -312,6 +392,19 @@ mod tests {
         assert_eq!(subject.flops, 4.0 * 6.0 * (5.0 * 7.0 + 2.0 * 3.0) * 8.0);
         let elements = 7 * 6 * 8 + 10 * 2 * 16 + 2 * 5 * 6 * 8;
         assert_eq!(subject.bytes, f64::from(2 * elements + 2 * 5 * 7));
+    }
+
+    #[test]
+    fn gradients_are_five_products_and_are_enqueued() {
+        let stream = Device::cpu().default_stream();
+        let sizes = Sequences::Equal { batch: 2, rows: 5, keys: 7 };
+        let of = AttentionCase { value_width: 4, sinks: true, ..case(sizes) };
+        let mut subject = attention_backward_subject(&stream, &of).expect("it fits");
+        assert_eq!(subject.implementation, Implementation::Cpu);
+        assert_eq!(subject.flops, 2.0 * 2.0 * 6.0 * 5.0 * 7.0 * (3.0 * 8.0 + 2.0 * 4.0));
+        let (of_rows, of_keys) = (2 * 5 * 6, 2 * 7 * 2);
+        assert_eq!(subject.bytes, 2.0 * f64::from(2 * (of_rows * (8 + 4) + of_keys * (8 + 4))));
+        subject.operation.enqueue(0).expect("it fits");
     }
 
     #[test]

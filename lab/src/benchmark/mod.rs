@@ -20,7 +20,7 @@ mod topk;
 mod training;
 mod update;
 
-pub use attention::{AttentionSubject, attention_subject};
+pub use attention::{AttentionSubject, attention_backward_subject, attention_subject};
 pub use linear::{LinearMeasurement, LinearSubject, linear, linear_subject, matmul_subject};
 pub use peer::{PeerMeasurement, peer};
 pub use residency::{Popularity, ResidencyMeasurement, ResidencyPoint, residency};

@@ -39,13 +39,13 @@ const EXPONENTIAL: f64 = 1.0 / (1u64 << 21) as f64;
 /// The fewest keys of a block.
 const BLOCK: usize = 16;
 /// Below this a weight may become 0.
-const SMALLEST: f64 = f32::MIN_POSITIVE as f64;
+pub(super) const SMALLEST: f64 = f32::MIN_POSITIVE as f64;
 
 /// The error bound of one attention; the module's text derives it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionModel {
     /// a(D).
-    products: f64,
+    pub(super) products: f64,
     /// What a scale of keys adds to that.
     key_scale: f64,
     /// What a scale of values changes a result by.
@@ -57,8 +57,8 @@ pub(crate) struct AttentionModel {
     /// The error of an exponential, and of what becomes of it when later blocks have larger maxima.
     exponential: f64,
     /// What rounding a weight does, where it is rounded.
-    of_weight: Option<Rounding>,
-    rounding: Rounding,
+    pub(super) of_weight: Option<Rounding>,
+    pub(super) rounding: Rounding,
 }
 
 /// A key's logit, with what it is made of.
@@ -146,9 +146,14 @@ impl AttentionModel {
 
     /// Compares the logarithm of a sum with its reference.
     pub(crate) fn judge_lse(&self, got: f64, sum: Sum) -> Judgement {
+        judged(got, sum.lse, self.lse_error(sum))
+    }
+
+    /// How far the logarithm of a sum may be off.
+    pub(super) fn lse_error(&self, sum: Sum) -> f64 {
         let Sum { lse, largest, .. } = sum;
         let own = 4.0 * U * (largest.abs() + (lse - largest).abs() + lse.abs()) + EXPONENTIAL;
-        judged(got, lse, own - self.kept(sum).ln())
+        own - self.kept(sum).ln()
     }
 
     /// The least part of a sum of weights that is left; never nothing, so that bounds are finite.
@@ -157,7 +162,7 @@ impl AttentionModel {
     }
 }
 
-fn judged(got: f64, expected: f64, bound: f64) -> Judgement {
+pub(super) fn judged(got: f64, expected: f64, bound: f64) -> Judgement {
     let error = if got == expected { 0.0 } else { (got - expected).abs() };
     let error = if error.is_nan() { f64::INFINITY } else { error };
     Judgement { error, bound, within: error <= bound }

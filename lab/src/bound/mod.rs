@@ -67,6 +67,7 @@
 
 pub mod adamw;
 pub(crate) mod attention;
+pub(crate) mod attention_gradient;
 pub mod backward;
 pub mod elementwise;
 pub(crate) mod norm;

@@ -82,6 +82,24 @@ impl<T: Operand> Scores<T> {
         }
     }
 
+    /// The logits of the keys that row i of a head of sequence b attends to, each with the key's number.
+    pub(crate) fn logits(
+        &self,
+        [b, h, i]: [usize; 3],
+        query: &[f64],
+        keys: ArrayView2<'_, f64>,
+    ) -> Vec<(usize, Logit)> {
+        let attended = keys.rows().into_iter().enumerate().filter(|(j, _)| self.attends([b, h, i, *j]));
+        attended
+            .map(|(j, key)| (j, self.logit([b, h, i, j], query, key.to_slice().unwrap_or_default())))
+            .collect()
+    }
+
+    /// The logit without a value of a head; −∞ without sinks.
+    pub(crate) fn sink(&self, h: usize) -> f64 {
+        self.sinks.as_ref().map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[h]))
+    }
+
     /// The reference of row i of a head of sequence b, whose keys and values these are.
     pub(crate) fn row(
         &self,
@@ -91,13 +109,8 @@ impl<T: Operand> Scores<T> {
         keys: ArrayView2<'_, f64>,
         values: ArrayView2<'_, f64>,
     ) -> Row {
-        let sink = self.sinks.as_ref().map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[h]));
-        let mut logits = Vec::new();
-        for (j, key) in keys.rows().into_iter().enumerate() {
-            if self.attends([b, h, i, j]) {
-                logits.push((j, self.logit([b, h, i, j], query, key.to_slice().unwrap_or_default())));
-            }
-        }
+        let sink = self.sink(h);
+        let logits = self.logits([b, h, i], query, keys);
         let largest = logits.iter().fold(sink, |largest, (_, of)| largest.max(of.logit));
         let mut elements = vec![Element::default(); values.ncols()];
         if largest == f64::NEG_INFINITY {

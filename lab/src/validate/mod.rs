@@ -27,7 +27,7 @@ mod topk;
 mod update;
 
 pub use adamw::{adamw, adamw_bits};
-pub use attention::{attention, attention_bits};
+pub use attention::{attention, attention_backward, attention_backward_bits, attention_bits};
 pub use backward::{
     linear_backward, linear_backward_bits, matmul_backward, matmul_backward_bits, scaled_backward,
     scaled_backward_bits, update_backward, update_backward_bits,

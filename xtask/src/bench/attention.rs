@@ -28,6 +28,8 @@ struct Request<'a> {
     #[serde(flatten)]
     sizes: AttentionSizes,
     extra: &'a str,
+    /// Whether the gradients are measured, without the forward pass.
+    backward: bool,
     window: Option<u32>,
     soft_cap: Option<f32>,
     lengths: &'a [usize],
@@ -109,8 +111,12 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
 
 fn measure(session: &mut Session, case: &Case, args: &Args, clocks: Option<&Monitor>) -> Result<Row> {
     let stream = session.device.default_stream();
-    let AttentionSubject { mut operation, implementation, flops, bytes } =
-        benchmark::attention_subject(&stream, &case.to_lab())?;
+    let of_lab = case.to_lab();
+    let AttentionSubject { mut operation, implementation, flops, bytes } = if case.is_backward() {
+        benchmark::attention_backward_subject(&stream, &of_lab)?
+    } else {
+        benchmark::attention_subject(&stream, &of_lab)?
+    };
     // Before the clock is watched: what loads a kernel is no part of its state.
     operation.enqueue(0)?;
     stream.synchronize()?;
@@ -119,6 +125,7 @@ fn measure(session: &mut Session, case: &Case, args: &Args, clocks: Option<&Moni
         precision: case.dtype.name(),
         sizes: AttentionSizes { causal: case.extra.is_causal(), ..case.sizes },
         extra: case.extra.name(),
+        backward: case.is_backward(),
         window: case.extra.window(),
         soft_cap: case.extra.soft_cap(),
         lengths: case.extra.lengths(),
@@ -232,6 +239,7 @@ mod tests {
             precision: "bf16",
             sizes: AttentionSizes::equal([2, 4, 2, 8, 16]),
             extra: "",
+            backward: false,
             window: None,
             soft_cap: None,
             lengths: &[],

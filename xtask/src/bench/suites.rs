@@ -31,6 +31,8 @@ pub(super) enum Suite {
     Options,
     /// Of attention: one row of each sequence.
     Decode,
+    /// Of attention: the gradients, at the sizes of the main suite.
+    Backward,
     /// Linear layers of sizes drawn at random: see `--seed` and `--count`.
     Random,
     /// Products of drawn sizes, of operands in other layouts.

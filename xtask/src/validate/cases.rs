@@ -14,7 +14,7 @@ mod scaled;
 mod softmaxes;
 mod updates;
 
-pub(super) use attention::attentions;
+pub(super) use attention::{attention_gradients, attentions};
 pub(super) use copies::copies;
 pub(super) use elements::{caches, elementwise, embeddings, rotations};
 pub(super) use experts::experts;

@@ -2,6 +2,7 @@
 
 use core::marker::PhantomData;
 
+use super::copies::{copy, copy_strided};
 use super::{PortableElement, PortableShape, PortableTile, StoredKeys};
 use crate::KernelParam;
 use crate::attention::work::{Place, Work};
@@ -26,7 +27,7 @@ pub struct Strided {
 impl Strided {
     /// The first element, of type `T`.
     #[inline(always)]
-    pub(super) const fn first<T>(&self) -> GlobalMut<T> {
+    pub(in crate::attention) const fn first<T>(&self) -> GlobalMut<T> {
         GlobalMut::new(self.base.address())
     }
 }
@@ -145,7 +146,7 @@ impl<'a, K> Keys<'a, K> {
     ///
     /// # Safety
     ///
-    /// As [`PortableTile::copy`], and nobody reads the stage.
+    /// As [`copy`], and nobody reads the stage.
     #[inline(always)]
     pub(super) unsafe fn load<T: PortableElement, S: PortableShape>(&self, block: u32, index: u32)
     where
@@ -192,9 +193,9 @@ impl<'a, K> Keys<'a, K> {
                 let to_row = batch as u64 * tensor.sequence + (first + key) as u64 * tensor.row;
                 let row = tensor.first::<K>().offset(to_row + self.head as u64 * tensor.head);
                 let rows_of = (row, tensor.row);
-                PortableTile::<T, S, K>::copy_strided::<K>(to, boxes, rows, count, columns, rows_of);
+                copy_strided::<K>(to, boxes, rows, count, columns, rows_of);
             } else {
-                PortableTile::<T, S, K>::copy::<K>(
+                copy::<K>(
                     to,
                     boxes,
                     rows,

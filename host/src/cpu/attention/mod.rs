@@ -3,6 +3,7 @@
 //! The output is cut into tiles of a few rows of one head, each the work of one thread, so a result does not depend on how many threads
 //! there are. A tile holds the scores of its rows; of keys and values it widens a block at a time.
 
+mod gradient;
 mod tile;
 mod window;
 
@@ -16,6 +17,7 @@ use super::number::{Accumulator, FromAccumulator, Operand};
 use crate::device::cpu::out_of_memory;
 use crate::error::{Error, Result};
 
+pub use gradient::{attention_gradient, packed_attention_gradient};
 pub use tile::LANES;
 use tile::{Rows, Scratch, Tile};
 pub use window::{Alignment, Window};
@@ -128,60 +130,101 @@ where
             actual: k.shape().to_vec(),
         });
     }
-    let full = (batch, heads, rows, keys);
-    let mask = terms.mask.as_ref().map(|mask| broadcast("mask", mask, full)).transpose()?;
-    let bias = terms.bias.as_ref().map(|bias| broadcast("bias", bias, full)).transpose()?;
-    let block_mask = match &terms.block_mask {
-        Some((mask, sizes)) => {
-            let [of_rows, of_keys] = sizes.map(|size| size.max(1));
-            let blocks = [rows.div_ceil(of_rows), keys.div_ceil(of_keys)];
-            expect_shape("block_mask", &mask.shape()[2..], &blocks)?;
-            Some((broadcast("block_mask", mask, (batch, heads, blocks[0], blocks[1]))?, [of_rows, of_keys]))
-        }
-        None => None,
-    };
-    let slopes =
-        terms.slopes.as_ref().map(|slopes| broadcast("slopes", slopes, (batch, heads))).transpose()?;
-    let expect_length = |operand, vector: &Option<ArrayView1<'_, _>>, length| {
-        vector.as_ref().map_or(Ok(()), |vector| expect_shape(operand, vector.shape(), &[length]))
-    };
-    expect_length("lengths_q", &terms.lengths_q, batch)?;
-    expect_length("lengths_k", &terms.lengths_k, batch)?;
-    if let Some(sinks) = &terms.sinks {
-        expect_shape("sinks", sinks.shape(), &[heads])?;
-    }
-    let of_key_heads = |operand, scales| of_key_heads(operand, scales, key_heads);
-    let (k_scale, v_scale) =
-        (of_key_heads("k_scale", &terms.k_scale)?, of_key_heads("v_scale", &terms.v_scale)?);
-
-    let length = |lengths: &Option<ArrayView1<'_, u32>>, at: usize, most: usize| {
-        lengths.as_ref().map_or(most, |lengths| most.min(lengths[at] as usize))
-    };
+    let options = Options::new(terms, [batch, heads, rows, keys], key_heads)?;
     let work = pieces(y, lse)?;
     work.into_par_iter().try_for_each_init(Scratch::default, |scratch, mut piece| {
         let ([b, first, h], key_head) = (piece.at, piece.at[2] / (heads / key_heads.max(1)).max(1));
-        let lengths = [length(&terms.lengths_q, b, rows), length(&terms.lengths_k, b, keys)];
         let of_rows = first..first + piece.y.dim().1;
-        let tile = Tile {
-            q: q.slice(s![b, of_rows.clone(), h, ..]),
-            k: of_head(&k, b, key_head, terms.pages.as_ref()),
-            v: of_head(&v, b, key_head, terms.pages.as_ref()),
+        let of_keys = [&k, &v].map(|operand| of_head(operand, b, key_head, terms.pages.as_ref()));
+        let tile = options.tile([b, h, key_head], first, q.slice(s![b, of_rows, h, ..]), of_keys);
+        tile.compute(OPERATION, scratch, piece.y.slice_mut(s![0, .., 0, ..]), piece.lse)
+    })
+}
+
+/// What is done to the scores of so many sequences, heads, rows and keys, with axes of length 1 repeated.
+struct Options<'v, 't, T> {
+    terms: &'v AttentionTerms<'t, T>,
+    /// Rows and keys.
+    most: [usize; 2],
+    mask: Option<ArrayView4<'v, u8>>,
+    bias: Option<ArrayView4<'v, T>>,
+    block_mask: Option<(ArrayView4<'v, u8>, [usize; 2])>,
+    slopes: Option<ArrayView2<'v, f32>>,
+    k_scale: Option<ArrayView1<'v, f32>>,
+    v_scale: Option<ArrayView1<'v, f32>>,
+}
+
+impl<'v, 't, T: Operand> Options<'v, 't, T> {
+    fn new(
+        terms: &'v AttentionTerms<'t, T>,
+        [batch, heads, rows, keys]: [usize; 4],
+        key_heads: usize,
+    ) -> Result<Self> {
+        let full = (batch, heads, rows, keys);
+        let block_mask = match &terms.block_mask {
+            Some((mask, sizes)) => {
+                let [of_rows, of_keys] = sizes.map(|size| size.max(1));
+                let blocks = [rows.div_ceil(of_rows), keys.div_ceil(of_keys)];
+                expect_shape("block_mask", &mask.shape()[2..], &blocks)?;
+                let full = (batch, heads, blocks[0], blocks[1]);
+                Some((broadcast("block_mask", mask, full)?, [of_rows, of_keys]))
+            }
+            None => None,
+        };
+        let expect_length = |operand, vector: &Option<ArrayView1<'_, _>>, length| {
+            vector.as_ref().map_or(Ok(()), |vector| expect_shape(operand, vector.shape(), &[length]))
+        };
+        expect_length("lengths_q", &terms.lengths_q, batch)?;
+        expect_length("lengths_k", &terms.lengths_k, batch)?;
+        if let Some(sinks) = &terms.sinks {
+            expect_shape("sinks", sinks.shape(), &[heads])?;
+        }
+        let slopes = terms.slopes.as_ref();
+        Ok(Self {
+            terms,
+            most: [rows, keys],
+            mask: terms.mask.as_ref().map(|mask| broadcast("mask", mask, full)).transpose()?,
+            bias: terms.bias.as_ref().map(|bias| broadcast("bias", bias, full)).transpose()?,
+            block_mask,
+            slopes: slopes.map(|slopes| broadcast("slopes", slopes, (batch, heads))).transpose()?,
+            k_scale: of_key_heads("k_scale", &terms.k_scale, key_heads)?,
+            v_scale: of_key_heads("v_scale", &terms.v_scale, key_heads)?,
+        })
+    }
+
+    /// The tile of a sequence's and a head's rows from `first` on, with the keys and values of a head of theirs.
+    fn tile<'o, A: Accumulator, K>(
+        &'o self,
+        [b, h, key_head]: [usize; 3],
+        first: usize,
+        q: ArrayView2<'o, T>,
+        [k, v]: [Rows<'o, K>; 2],
+    ) -> Tile<'o, A, T, K> {
+        let terms = self.terms;
+        let length = |lengths: &Option<ArrayView1<'_, u32>>, most: usize| {
+            lengths.as_ref().map_or(most, |lengths| most.min(lengths[b] as usize))
+        };
+        let lengths = [length(&terms.lengths_q, self.most[0]), length(&terms.lengths_k, self.most[1])];
+        let block_mask = self.block_mask.as_ref();
+        Tile {
+            q,
+            k,
+            v,
             first,
             lengths,
             offset: terms.window.alignment().offset(lengths),
             window: terms.window,
             scale: A::from_f32(terms.scale),
-            k_scale: k_scale.map(|scales| A::from_f32(scales[key_head])),
-            v_scale: v_scale.map(|scales| A::from_f32(scales[key_head])),
+            k_scale: self.k_scale.map(|scales| A::from_f32(scales[key_head])),
+            v_scale: self.v_scale.map(|scales| A::from_f32(scales[key_head])),
             soft_cap: terms.soft_cap.map(A::from_f32),
-            mask: mask.as_ref().map(|mask| mask.slice(s![b, h, .., ..])),
-            bias: bias.as_ref().map(|bias| bias.slice(s![b, h, .., ..])),
-            block_mask: block_mask.as_ref().map(|(mask, sizes)| (mask.slice(s![b, h, .., ..]), *sizes)),
-            slope: slopes.as_ref().map(|slopes| A::from_f32(slopes[[b, h]])),
+            mask: self.mask.as_ref().map(|mask| mask.slice(s![b, h, .., ..])),
+            bias: self.bias.as_ref().map(|bias| bias.slice(s![b, h, .., ..])),
+            block_mask: block_mask.map(|(mask, sizes)| (mask.slice(s![b, h, .., ..]), *sizes)),
+            slope: self.slopes.as_ref().map(|slopes| A::from_f32(slopes[[b, h]])),
             sink: terms.sinks.as_ref().map(|sinks| A::from_f32(sinks[h])),
-        };
-        tile.compute(OPERATION, scratch, piece.y.slice_mut(s![0, .., 0, ..]), piece.lse)
-    })
+        }
+    }
 }
 
 /// A scale for each head of keys, if there are scales.
@@ -248,7 +291,28 @@ where
     if let Some(lse) = &lse {
         expect_shape("lse", lse.shape(), &[heads, rows])?;
     }
+    let batch = packed_batch(&offsets, terms)?;
     let [offsets_q, offsets_k] = &offsets;
+    let slopes =
+        terms.slopes.as_ref().map(|slopes| broadcast("slopes", slopes, (batch, heads))).transpose()?;
+    for b in 0..batch {
+        let (of_rows, of_keys) = (sequence(offsets_q, b, rows), sequence(offsets_k, b, keys));
+        let terms = AttentionTerms {
+            slopes: slopes.as_ref().map(|slopes| slopes.slice(s![b..b + 1, ..])),
+            ..terms.clone()
+        };
+        let lse = lse.as_mut().map(|lse| lse.slice_mut(s![.., of_rows.clone()]).insert_axis(Axis(0)));
+        let y = y.slice_mut(s![of_rows.clone(), .., ..]).insert_axis(Axis(0));
+        attention(one(&q, &of_rows), one(&k, &of_keys), one(&v, &of_keys), &terms, y, lse)?;
+    }
+    Ok(())
+}
+
+/// How many sequences are packed; the error for what they do not have.
+fn packed_batch<T>(
+    [offsets_q, offsets_k]: &[ArrayView1<'_, u32>; 2],
+    terms: &AttentionTerms<'_, T>,
+) -> Result<usize> {
     let Some(batch) = offsets_q.len().checked_sub(1) else {
         let (expected, actual) = ("[B + 1], at least one offset".into(), vec![0]);
         return Err(Error::Shape { operation: OPERATION, operand: "offsets_q", expected, actual });
@@ -266,19 +330,7 @@ where
         let (expected, actual) = ("none for packed sequences".into(), "an array".into());
         return Err(Error::Argument { operation: OPERATION, argument, expected, actual });
     }
-    let slopes =
-        terms.slopes.as_ref().map(|slopes| broadcast("slopes", slopes, (batch, heads))).transpose()?;
-    for b in 0..batch {
-        let (of_rows, of_keys) = (sequence(offsets_q, b, rows), sequence(offsets_k, b, keys));
-        let terms = AttentionTerms {
-            slopes: slopes.as_ref().map(|slopes| slopes.slice(s![b..b + 1, ..])),
-            ..terms.clone()
-        };
-        let lse = lse.as_mut().map(|lse| lse.slice_mut(s![.., of_rows.clone()]).insert_axis(Axis(0)));
-        let y = y.slice_mut(s![of_rows.clone(), .., ..]).insert_axis(Axis(0));
-        attention(one(&q, &of_rows), one(&k, &of_keys), one(&v, &of_keys), &terms, y, lse)?;
-    }
-    Ok(())
+    Ok(batch)
 }
 
 /// A range of rows or keys, as a batch of one sequence.

@@ -10,7 +10,7 @@ use crate::device::cpu::out_of_memory;
 use crate::error::Result;
 
 /// Keys whose rows are widened at a time.
-const BLOCK: usize = 64;
+pub(super) const BLOCK: usize = 64;
 /// Sums that the product of a row and a key is added up in, so that they need not wait for each other.
 pub const LANES: usize = 8;
 
@@ -48,11 +48,11 @@ pub(super) struct Rows<'a, T> {
 }
 
 impl<T> Rows<'_, T> {
-    fn columns(&self) -> usize {
+    pub(super) fn columns(&self) -> usize {
         self.pages.dim().2
     }
 
-    fn row(&self, index: usize) -> ArrayView1<'_, T> {
+    pub(super) fn row(&self, index: usize) -> ArrayView1<'_, T> {
         let (pages, size, _) = self.pages.dim();
         match &self.table {
             // What is beyond the last page is the last page.
@@ -68,12 +68,12 @@ impl<T> Rows<'_, T> {
 /// A thread's buffers, kept from tile to tile.
 #[derive(Default)]
 pub(super) struct Scratch<A> {
-    q: Vec<A>,
+    pub(super) q: Vec<A>,
     /// Keys or values.
-    block: Vec<A>,
+    pub(super) block: Vec<A>,
     /// A row of each before it is widened.
-    narrow: Vec<f32>,
-    scores: Vec<A>,
+    pub(super) narrow: Vec<f32>,
+    pub(super) scores: Vec<A>,
     sums: Vec<A>,
 }
 
@@ -122,13 +122,13 @@ impl<A: Accumulator, T: Operand, K: Operand> Tile<'_, A, T, K> {
     }
 
     /// The keys that a row attends to by its place.
-    fn span(&self, row: usize) -> Range<usize> {
+    pub(super) fn span(&self, row: usize) -> Range<usize> {
         let row = self.first + row;
         if row >= self.lengths[0] { 0..0 } else { self.window.keys(row, self.offset, self.lengths[1]) }
     }
 
     /// The logits of all rows with `keys`, −∞ where a row does not attend.
-    fn score(
+    pub(super) fn score(
         &self,
         operation: &'static str,
         scratch: &mut Scratch<A>,
@@ -219,13 +219,13 @@ impl<A: Accumulator, T: Operand, K: Operand> Tile<'_, A, T, K> {
 
 /// The sum of a row's weights, and the logarithm of the sum of the exponentials.
 #[derive(Clone, Copy)]
-struct Total<A> {
-    sum: A,
-    lse: A,
+pub(super) struct Total<A> {
+    pub(super) sum: A,
+    pub(super) lse: A,
 }
 
 /// Turns logits into weights relative to the largest.
-fn softmax<A: Accumulator>(logits: &mut [A], sink: Option<A>) -> Total<A> {
+pub(super) fn softmax<A: Accumulator>(logits: &mut [A], sink: Option<A>) -> Total<A> {
     let nothing = A::neg_infinity();
     let sink = sink.unwrap_or(nothing);
     if sink == nothing && logits.iter().all(|&logit| logit == nothing) {
@@ -243,13 +243,13 @@ fn softmax<A: Accumulator>(logits: &mut [A], sink: Option<A>) -> Total<A> {
 }
 
 /// From the first to the last key that any row attends to.
-fn union(spans: &[Range<usize>]) -> Range<usize> {
+pub(super) fn union(spans: &[Range<usize>]) -> Range<usize> {
     let some = || spans.iter().filter(|span| !span.is_empty());
     let start = some().map(|span| span.start).min().unwrap_or(0);
     start..some().map(|span| span.end).max().unwrap_or(start)
 }
 
-fn dot<A: Accumulator>(a: &[A], b: &[A]) -> A {
+pub(super) fn dot<A: Accumulator>(a: &[A], b: &[A]) -> A {
     let mut lanes = [A::zero(); LANES];
     let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
     let rest = a_chunks.remainder().iter().zip(b_chunks.remainder());
@@ -266,7 +266,11 @@ fn dot<A: Accumulator>(a: &[A], b: &[A]) -> A {
 }
 
 /// Makes `buffer` so many zeros.
-fn fill<A: Accumulator>(operation: &'static str, buffer: &mut Vec<A>, length: usize) -> Result<()> {
+pub(super) fn fill<A: Accumulator>(
+    operation: &'static str,
+    buffer: &mut Vec<A>,
+    length: usize,
+) -> Result<()> {
     buffer.clear();
     buffer
         .try_reserve(length)
@@ -276,7 +280,7 @@ fn fill<A: Accumulator>(operation: &'static str, buffer: &mut Vec<A>, length: us
 }
 
 /// Rows of so many columns, one after the other.
-fn widen<'r, A: Accumulator, T: Operand + 'r>(
+pub(super) fn widen<'r, A: Accumulator, T: Operand + 'r>(
     operation: &'static str,
     width: usize,
     rows: impl ExactSizeIterator<Item = ArrayView1<'r, T>>,

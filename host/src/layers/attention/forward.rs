@@ -14,13 +14,13 @@ use crate::tensor::{Element, Tensor};
 #[derive(Debug)]
 #[must_use = "a forward pass does nothing until `run` or `run_into`"]
 pub struct AttentionForward<'a, T: AttentionInput + LinearInput> {
-    layer: &'a Attention<T>,
-    x: &'a Tensor<T>,
-    lengths: Option<&'a Tensor<u32>>,
-    offsets: Option<&'a Tensor<u32>>,
-    cache: Option<&'a mut KvCache<T>>,
+    pub(super) layer: &'a Attention<T>,
+    pub(super) x: &'a Tensor<T>,
+    pub(super) lengths: Option<&'a Tensor<u32>>,
+    pub(super) offsets: Option<&'a Tensor<u32>>,
+    pub(super) cache: Option<&'a mut KvCache<T>>,
     rows: Option<&'a [usize]>,
-    stream: Option<&'a Stream>,
+    pub(super) stream: Option<&'a Stream>,
 }
 
 impl<'a, T: AttentionInput + LinearInput> AttentionForward<'a, T> {
@@ -93,6 +93,7 @@ impl<'a, T: AttentionInput + LinearInput> AttentionForward<'a, T> {
     /// Computes what `finish` makes of the results of all heads. After an error the cache has the lengths that it had.
     fn run_with<R>(mut self, finish: impl FnOnce(&Tensor<T>, &Stream) -> Result<R>) -> Result<R> {
         let stream = self.stream.cloned().unwrap_or_else(|| self.layer.device().default_stream());
+        self.check(&stream)?;
         let mut cache = self.cache.take();
         let (attended, step) = self.attend(cache.as_deref_mut(), &stream)?;
         let finished = finish(&attended, &stream)?;
@@ -102,9 +103,9 @@ impl<'a, T: AttentionInput + LinearInput> AttentionForward<'a, T> {
         Ok(finished)
     }
 
-    /// The results of all heads: `[.., H · Dv]`, and a step that a cache has to commit.
-    fn attend(&self, cache: Option<&mut KvCache<T>>, stream: &Stream) -> Result<(Tensor<T>, Option<Step>)> {
-        let &Self { layer, x, lengths, offsets, rows, .. } = self;
+    /// The error for an x that does not fit the layer, or one of another device.
+    pub(super) fn check(&self, stream: &Stream) -> Result<()> {
+        let &Self { layer, x, offsets, .. } = self;
         layer.device().expect_same(OPERATION, "x", x.device())?;
         layer.device().expect_same(OPERATION, "stream", stream.device())?;
         let columns = layer.input();
@@ -116,6 +117,22 @@ impl<'a, T: AttentionInput + LinearInput> AttentionForward<'a, T> {
             let actual = x.shape().to_vec();
             return Err(Error::Shape { operation: OPERATION, operand: "x", expected, actual });
         }
+        if self.cache.is_none()
+            && let Some(rows) = self.rows
+        {
+            return Err(Error::Argument {
+                operation: OPERATION,
+                argument: "rows",
+                expected: "none without a cache".into(),
+                actual: format!("{} of them", rows.len()),
+            });
+        }
+        Ok(())
+    }
+
+    /// The results of all heads: `[.., H · Dv]`, and a step that a cache has to commit.
+    fn attend(&self, cache: Option<&mut KvCache<T>>, stream: &Stream) -> Result<(Tensor<T>, Option<Step>)> {
+        let &Self { layer, x, lengths, offsets, rows, .. } = self;
         let refused = |argument, expected: &str, shape: &[usize]| {
             let (expected, actual) = (expected.into(), format!("a tensor of shape {shape:?}"));
             Err(Error::Argument { operation: OPERATION, argument, expected, actual })
@@ -141,40 +158,54 @@ impl<'a, T: AttentionInput + LinearInput> AttentionForward<'a, T> {
                 (attended, Some(step))
             }
             None => {
-                if let Some(rows) = rows {
-                    return Err(Error::Argument {
-                        operation: OPERATION,
-                        argument: "rows",
-                        expected: "none without a cache".into(),
-                        actual: format!("{} of them", rows.len()),
-                    });
-                }
-                (self.attend_alone(stream)?, None)
+                let Attended { operands: [q, k, v], .. } = self.prepare(stream)?;
+                (self.attention(&q, [&k, &v]).on(stream).run()?, None)
             }
         };
-        let shape = [&x.shape()[..rank - 1], &[layer.heads() * layer.value_width]].concat();
-        Ok((attended.reshape(shape)?, step))
+        Ok((layer.of_rows(&attended)?, step))
     }
 
-    /// The results of sequences without a cache.
-    fn attend_alone(&self, stream: &Stream) -> Result<Tensor<T>> {
+    /// What sequences without a cache attend with.
+    pub(super) fn prepare(&self, stream: &Stream) -> Result<Attended<T>> {
         let &Self { layer, x, lengths, offsets, .. } = self;
         let projected = layer.project(x, stream)?;
-        if let Some(offsets) = offsets {
-            expect_offsets(offsets)?;
-            let positions = match &layer.rotary {
-                Some(_) => Some(positions(&x.shape()[..1], None, Some(offsets), stream)?),
-                None => None,
-            };
-            let [q, k, v] = layer.rotate_at(projected, positions.as_ref(), 0, stream)?;
-            return layer.attention(&q, [&k, &v]).packed(offsets, offsets).on(stream).run();
-        }
-        if let Some(lengths) = lengths {
-            expect_lengths(lengths, x.shape()[0])?;
-        }
-        let [q, k, v] = layer.rotate_at(projected, None, 0, stream)?;
-        layer.attention(&q, [&k, &v]).lengths(lengths, lengths).on(stream).run()
+        let positions = match (offsets, lengths) {
+            (Some(offsets), _) => {
+                expect_offsets(offsets)?;
+                match &layer.rotary {
+                    Some(_) => Some(positions(&x.shape()[..1], None, Some(offsets), stream)?),
+                    None => None,
+                }
+            }
+            (None, Some(lengths)) => {
+                expect_lengths(lengths, x.shape()[0])?;
+                None
+            }
+            (None, None) => None,
+        };
+        let operands = layer.rotate_at(projected, positions.as_ref(), 0, stream)?;
+        Ok(Attended { operands, positions })
     }
+
+    /// The attention of these operands, of sequences without a cache.
+    pub(super) fn attention<'t>(
+        &'t self,
+        q: &'t Tensor<T>,
+        [k, v]: [&'t Tensor<T>; 2],
+    ) -> AttentionOp<'t, T> {
+        let attention = self.layer.attention(q, [k, v]);
+        match self.offsets {
+            Some(offsets) => attention.packed(offsets, offsets),
+            None => attention.lengths(self.lengths, self.lengths),
+        }
+    }
+}
+
+/// What sequences without a cache attend with: queries, keys and values, which are turned, if the layer turns them, and the positions where tokens do not stand as in
+/// their tensor.
+pub(super) struct Attended<T: Element> {
+    pub(super) operands: [Tensor<T>; 3],
+    pub(super) positions: Option<Tensor<u32>>,
 }
 
 /// The error for offsets that are none.
@@ -263,8 +294,14 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
         Ok([q, k, v])
     }
 
+    /// Heads of rows, as the columns of rows.
+    pub(super) fn of_rows(&self, heads: &Tensor<T>) -> Result<Tensor<T>> {
+        let (leading, of_row) = heads.shape().split_at(heads.rank() - 2);
+        heads.reshape([leading, &[of_row[0] * of_row[1]]].concat())
+    }
+
     /// The layer's attention of these operands.
-    fn attention<'t, K: AttentionKeys<T>>(
+    pub(super) fn attention<'t, K: AttentionKeys<T>>(
         &'t self,
         q: &'t Tensor<T>,
         [k, v]: [&'t Tensor<K>; 2],

@@ -3,10 +3,12 @@
 mod cache;
 mod config;
 mod forward;
+mod training;
 
 pub use cache::{CacheFormat, KvCache, KvCacheConfig};
 pub use config::{AttentionConfig, AttentionNames};
 pub use forward::AttentionForward;
+pub use training::{AttentionLayerGradients, AttentionSaved, ProjectionGradients};
 
 use super::Linear;
 use crate::device::Device;

@@ -10,12 +10,14 @@ mod instances;
 mod portable;
 
 pub(super) use instances::{Instance, Kernels as PortableKernels};
+pub(super) use portable::strided;
 use warpsmith_dsl::attention::portable::{Fp8Keys, Pages};
 use warpsmith_dsl::attention::scores::{PAIRED_BIAS, PAIRED_MASK, ScoreOperands, ScoreStrides};
 use warpsmith_dsl::attention::window::Window;
 use warpsmith_dsl::attention::work::{Sequences, Sizes};
 use warpsmith_dsl::launch::Global;
 
+use super::backward::Kernels as GradientKernels;
 use super::check::Checked;
 use super::operands::Operands;
 use super::problem::Problem;
@@ -26,15 +28,15 @@ use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
 
 /// The most columns of Q and of V.
-const MAX_COLUMNS: usize = 256;
+pub(super) const MAX_COLUMNS: usize = 256;
 /// What lengths of sequences are below.
-const MAX_LENGTH: usize = 1 << 30;
+pub(super) const MAX_LENGTH: usize = 1 << 30;
 
 /// The kernels of an element type.
 #[doc(hidden)]
-pub trait Kernels: hopper::Kernels + PortableKernels {}
+pub trait Kernels: hopper::Kernels + PortableKernels + GradientKernels {}
 
-impl<T: hopper::Kernels + PortableKernels> Kernels for T {}
+impl<T: hopper::Kernels + PortableKernels + GradientKernels> Kernels for T {}
 
 /// How an attention is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +152,7 @@ impl Problem {
     }
 
     /// What kernels are told of the sizes: one tile, and heads whose rows do not alternate.
-    fn sizes(&self) -> Sizes {
+    pub(super) fn sizes(&self) -> Sizes {
         Sizes {
             lse_batch: if self.is_packed { 0 } else { (self.heads * self.rows) as u64 },
             lse_head: self.rows as u64,
@@ -171,7 +173,7 @@ impl Problem {
 
 impl<T: AttentionInput, K: AttentionKeys<T>> Operands<'_, T, K> {
     /// Where sequences begin and how long they are, as kernels take it.
-    fn sequences(&self) -> Sequences {
+    pub(super) fn sequences(&self) -> Sequences {
         let vector = |tensor: Option<&Tensor<u32>>| tensor.map_or(Global::new(0), Tensor::arg);
         let [lengths_q, lengths_k] = self.lengths;
         let packing = self.packing.as_ref();
@@ -186,7 +188,7 @@ impl<T: AttentionInput, K: AttentionKeys<T>> Operands<'_, T, K> {
 
 impl<T: AttentionInput, K: AttentionKeys<T>> Checked<'_, '_, T, K> {
     /// Whether kernels read q, and k, in place. Those that are turned before are without gaps.
-    fn are_in_place(&self) -> [bool; 2] {
+    pub(super) fn are_in_place(&self) -> [bool; 2] {
         let of = self.operands;
         let Some(rotary) = &of.rotary else { return [is_aligned(of.q), is_aligned(of.k)] };
         let is_dense = (self.problem.width * size_of::<T>()).is_multiple_of(CHUNK_BYTES);
@@ -222,7 +224,7 @@ impl<T: AttentionInput, K: AttentionKeys<T>> Checked<'_, '_, T, K> {
     }
 
     /// What changes scores, as kernels take it.
-    fn score_operands(&self) -> ScoreOperands {
+    pub(super) fn score_operands(&self) -> ScoreOperands {
         let (operands, problem) = (self.operands, &self.problem);
         let strides = |strides: Option<[u64; 4]>| {
             let [sequence, head, row, key] = strides.unwrap_or_default();
@@ -253,13 +255,13 @@ impl<T: AttentionInput, K: AttentionKeys<T>> Checked<'_, '_, T, K> {
 }
 
 /// Whether kernels read a tensor in place: its rows start at multiples of 16 bytes.
-fn is_aligned<T: Element>(x: &Tensor<T>) -> bool {
+pub(super) fn is_aligned<T: Element>(x: &Tensor<T>) -> bool {
     let of_axes = x.shape().iter().zip(x.strides()).take(x.rank() - 1);
     let strides = of_axes.filter(|&(&length, _)| length > 1).fold(0, |all, (_, &stride)| all | stride);
     (x.arg().address() | (strides * size_of::<T>()) as u64).is_multiple_of(CHUNK_BYTES as u64)
 }
 
 /// A tensor that kernels read in place: this one, or a copy.
-fn aligned<T: Element>(x: &Tensor<T>, stream: &Stream) -> Result<Tensor<T>> {
+pub(super) fn aligned<T: Element>(x: &Tensor<T>, stream: &Stream) -> Result<Tensor<T>> {
     if is_aligned(x) { Ok(x.clone()) } else { repack(x).on(stream).run() }
 }

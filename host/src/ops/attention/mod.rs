@@ -3,6 +3,7 @@
 //! [`attention`] starts a builder. [`AttentionOp::run`] and the like check everything first (`check`), which gives a `Problem`: sizes, strides
 //! and options as plain numbers. `launch` makes a launch of it; the CPU runs its own implementation (`on_cpu`).
 
+mod backward;
 mod check;
 mod keys;
 mod launch;
@@ -14,6 +15,7 @@ mod rotary;
 use half::{bf16, f16};
 
 pub use crate::cpu::{Alignment, Window};
+pub use backward::{AttentionGradientOp, AttentionGradientOutputs, AttentionGradients};
 pub use keys::AttentionKeys;
 #[doc(hidden)]
 pub use launch::Way;

@@ -3,6 +3,7 @@
 use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD, Dimension, Ix1, Ix2, Ix3, Ix4, IxDyn, ShapeError};
 
 use super::check::Checked;
+use super::operands::Operands;
 use super::{AttentionInput, AttentionKeys, OPERATION};
 use crate::cpu::{self, AttentionTerms};
 use crate::error::{Error, Result};
@@ -14,16 +15,7 @@ impl<T: AttentionInput, K: AttentionKeys<T>> Checked<'_, '_, T, K> {
     /// Works on snapshots of the inputs and on arrays of its own for the results, so no lock is held meanwhile.
     pub(super) fn run_on_cpu(&self, y: &mut Tensor<T>, lse: Option<&mut Tensor<f32>>) -> Result<()> {
         let (operands, problem) = (self.operands, &self.problem);
-        let views = Views {
-            mask: view(operands.mask)?,
-            bias: view(operands.bias)?,
-            block_mask: view(operands.block_mask.as_ref().map(|blocks| blocks.mask))?,
-            slopes: view(operands.slopes)?,
-            sinks: view(operands.sinks)?,
-            lengths: [view(operands.lengths[0])?, view(operands.lengths[1])?],
-            pages: view(operands.pages)?,
-            scales: [view(operands.scales[0])?, view(operands.scales[1])?],
-        };
+        let views = Views::new(operands)?;
         let sizes = operands.block_mask.map(|blocks| blocks.sizes.map(|size| size as usize));
         let mut terms = views.terms(problem.heads, sizes)?;
         (terms.scale, terms.soft_cap, terms.window) = (problem.scale, problem.soft_cap, problem.window);
@@ -57,7 +49,7 @@ impl<T: AttentionInput, K: AttentionKeys<T>> Checked<'_, '_, T, K> {
 }
 
 /// The elements of the existing operands.
-struct Views<'t, T: Element> {
+pub(super) struct Views<'t, T: Element> {
     mask: Option<HostView<'t, u8>>,
     bias: Option<HostView<'t, T>>,
     block_mask: Option<HostView<'t, u8>>,
@@ -69,9 +61,22 @@ struct Views<'t, T: Element> {
     scales: [Option<HostView<'t, f32>>; 2],
 }
 
-impl<T: AttentionInput> Views<'_, T> {
+impl<'t, T: AttentionInput> Views<'t, T> {
+    pub(super) fn new<K: AttentionKeys<T>>(operands: &Operands<'t, T, K>) -> Result<Self> {
+        Ok(Self {
+            mask: view(operands.mask)?,
+            bias: view(operands.bias)?,
+            block_mask: view(operands.block_mask.as_ref().map(|blocks| blocks.mask))?,
+            slopes: view(operands.slopes)?,
+            sinks: view(operands.sinks)?,
+            lengths: [view(operands.lengths[0])?, view(operands.lengths[1])?],
+            pages: view(operands.pages)?,
+            scales: [view(operands.scales[0])?, view(operands.scales[1])?],
+        })
+    }
+
     /// What is done to the scores, with blocks of so many rows and keys.
-    fn terms(&self, heads: usize, sizes: Option<[usize; 2]>) -> Result<AttentionTerms<'_, T>> {
+    pub(super) fn terms(&self, heads: usize, sizes: Option<[usize; 2]>) -> Result<AttentionTerms<'_, T>> {
         let ([lengths_q, lengths_k], [k_scale, v_scale]) = (&self.lengths, &self.scales);
         let slopes = self.slopes.as_ref().map(|slopes| {
             let slopes = slopes.array();
@@ -107,17 +112,19 @@ fn axes<'v, U: Element, D: Dimension>(
 }
 
 /// An array of a result's shape: with its elements if some of them may have to stay, else zeros.
-fn held<U: Element>(tensor: &Tensor<U>, may_stay: bool) -> Result<ArrayD<U>> {
+pub(super) fn held<U: Element>(tensor: &Tensor<U>, may_stay: bool) -> Result<ArrayD<U>> {
     let elements = if may_stay { tensor.to_vec()? } else { zeros(OPERATION, tensor.len())? };
     ArrayD::from_shape_vec(IxDyn(tensor.shape()), elements).map_err(|error| other_axes(&error))
 }
 
 /// An array with the number of axes that its tensor was checked to have.
-fn of_axes<U, D: Dimension>(array: ArrayViewD<'_, U>) -> Result<ndarray::ArrayView<'_, U, D>> {
+pub(super) fn of_axes<U, D: Dimension>(array: ArrayViewD<'_, U>) -> Result<ndarray::ArrayView<'_, U, D>> {
     array.into_dimensionality().map_err(|error| other_axes(&error))
 }
 
-fn of_axes_mut<U, D: Dimension>(array: ArrayViewMutD<'_, U>) -> Result<ndarray::ArrayViewMut<'_, U, D>> {
+pub(super) fn of_axes_mut<U, D: Dimension>(
+    array: ArrayViewMutD<'_, U>,
+) -> Result<ndarray::ArrayViewMut<'_, U, D>> {
     array.into_dimensionality().map_err(|error| other_axes(&error))
 }
 

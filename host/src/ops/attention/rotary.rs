@@ -147,6 +147,23 @@ impl<'a, T: AttentionInput, K: AttentionKeys<T>> Operands<'a, T, K> {
         Ok((q, k.unwrap_or_else(|| self.k.clone())))
     }
 
+    /// Turns gradients of queries and of keys back, those of what has been turned.
+    pub(super) fn turn_back(
+        &self,
+        rotary: &Rotary<'a>,
+        gradients: [Option<&mut Tensor<T>>; 2],
+        stream: &Stream,
+    ) -> Result<()> {
+        let positions = self.rotary_positions(rotary, stream)?;
+        for (side, gradient) in gradients.into_iter().enumerate().take(1 + usize::from(rotary.turns_keys())) {
+            if let Some(gradient) = gradient {
+                let from = gradient.clone();
+                rotary.of(&from, side, &positions[side]).backward().on(stream).run_into(gradient)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Positions of packed sequences that were not given.
     fn rotary_positions(&self, rotary: &Rotary<'a>, stream: &Stream) -> Result<[Option<Tensor<u32>>; 2]> {
         let Some(packing) = self.packing else { return Ok([None, None]) };

@@ -244,7 +244,7 @@ impl<T: FloatElement + Operand, K: FloatElement + Operand> Drawn<T, K> {
 }
 
 /// An array of what `convert` makes of numbers evenly from [−1, 1).
-fn drawn<U: Send>(
+pub(super) fn drawn<U: Send>(
     seed: u64,
     stream: u64,
     shape: [usize; 4],

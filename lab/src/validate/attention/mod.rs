@@ -1,6 +1,7 @@
 //! Validation of attention: results and logarithms of sums against the f64 reference, within the bound; exact where one key has all the weight.
 
 mod draw;
+pub(super) mod gradient;
 mod pages;
 mod placed;
 
@@ -23,6 +24,7 @@ use crate::bound::{Arithmetic, Judgement};
 use crate::cases::{AttentionCase, Data, Sequences};
 use crate::reference::attention::{Row, widened};
 use draw::Drawn;
+pub use gradient::{attention_backward, attention_backward_bits};
 use pages::Pages;
 use placed::{Placed, filled};
 

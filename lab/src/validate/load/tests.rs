@@ -68,6 +68,7 @@ fn every_operation_gives_the_same_bits_in_every_phase() -> Result<()> {
     for device in [Device::cpu(), Device::emulator()] {
         let mut works = works();
         works.push(Work::attention(AttentionCase::new(DType::F16, [2, 5, 7], [1, 2], 8)));
+        works.push(Work::attention_backward(AttentionCase::new(DType::F16, [2, 5, 7], [1, 2], 8)));
         let report = run(&device, &works, &options(2, 2, &Phase::ALL), &|_| ())?;
         assert_passed(&report);
         assert_eq!(report.phases.len(), 1 + Phase::ALL.len());

@@ -381,6 +381,20 @@ impl Work {
         Self::new(name.trim_end(), prepare).for_bytes(bytes)
     }
 
+    /// The gradients of an attention.
+    #[must_use]
+    pub fn attention_backward(case: AttentionCase) -> Self {
+        let [matrices, rows, keys] = case.sequences.axes();
+        let widths = case.width.saturating_add(case.value_width);
+        let of_rows = rows.saturating_mul(case.heads()).saturating_mul(case.width);
+        let of_keys = keys.saturating_mul(case.key_heads).saturating_mul(widths);
+        let elements = matrices.saturating_mul(of_rows.saturating_add(of_keys));
+        let bytes = elements.saturating_mul(case.dtype.size());
+        let name = format!("attention_backward {} {} {}", case.dtype, case.shape(), case.options());
+        let prepare = move |device: &Device, slots| attention::gradient::prepare(device, &case, slots);
+        Self::new(name.trim_end(), prepare).for_bytes(bytes)
+    }
+
     /// A selection of top-k.
     #[must_use]
     pub fn topk(case: TopkCase) -> Self {

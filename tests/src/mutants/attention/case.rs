@@ -3,10 +3,14 @@
 //! All operands are multiples of small powers of two that 16-bit types have, so that products and their sums in f32 are exact. What is left are
 //! roundings of which a bound is known: see [`Expected`].
 
+mod gradient;
+
 use warpsmith_dsl::attention::portable::Parts;
 use warpsmith_dsl::attention::window::Window;
 
 use super::number::Number;
+
+pub(super) use gradient::Gradients;
 
 /// What surrounds what kernels read.
 const SURROUNDING: f64 = f64::NAN;

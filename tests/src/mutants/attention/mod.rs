@@ -3,6 +3,7 @@
 
 mod case;
 mod combine;
+mod gradient;
 mod number;
 mod run;
 
@@ -35,6 +36,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         _ => None,
     };
     let instance = match parts[..] {
+        ["gradient", ref of_gradient @ ..] => return gradient::problems(of_gradient, number),
         ["combine", of] => return Some(combine::problems(number(of)?)),
         ["fp8", of, columns] | ["fp8", "ada", of, columns] => fp8(number(of)?, columns, false)?,
         ["fp8", of, columns, "few"] | ["fp8", "ada", of, columns, "few"] => fp8(number(of)?, columns, true)?,

@@ -85,11 +85,11 @@ impl Case {
 }
 
 /// A machine, and memory for a launch.
-struct Memory<'a>(&'a Machine);
+pub(super) struct Memory<'a>(pub(super) &'a Machine);
 
 impl Memory<'_> {
     /// Where these bytes are; null for none.
-    fn place(&self, bytes: &[u8]) -> Result<u64, LaunchError> {
+    pub(super) fn place(&self, bytes: &[u8]) -> Result<u64, LaunchError> {
         if bytes.is_empty() {
             return Ok(0);
         }
@@ -98,17 +98,17 @@ impl Memory<'_> {
         Ok(address)
     }
 
-    fn words(&self, words: &[u32]) -> Result<Global<u32>, LaunchError> {
+    pub(super) fn words(&self, words: &[u32]) -> Result<Global<u32>, LaunchError> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.place(&bytes).map(Global::new)
     }
 
-    fn numbers(&self, numbers: &[f32]) -> Result<Global<f32>, LaunchError> {
+    pub(super) fn numbers(&self, numbers: &[f32]) -> Result<Global<f32>, LaunchError> {
         let bits: Vec<u32> = numbers.iter().map(|number| number.to_bits()).collect();
         self.words(&bits).map(|words| Global::new(words.address()))
     }
 
-    fn sequences(&self, size: &Size) -> Result<Sequences, LaunchError> {
+    pub(super) fn sequences(&self, size: &Size) -> Result<Sequences, LaunchError> {
         let words = |words: Option<&Vec<u32>>| words.map_or(Ok(Global::new(0)), |words| self.words(words));
         let offsets = size.offsets.as_ref();
         Ok(Sequences {
@@ -131,7 +131,11 @@ impl Memory<'_> {
         })
     }
 
-    fn score_operands(&self, size: &Size, operands: &Operands) -> Result<ScoreOperands, LaunchError> {
+    pub(super) fn score_operands(
+        &self,
+        size: &Size,
+        operands: &Operands,
+    ) -> Result<ScoreOperands, LaunchError> {
         let strides = |[sequence, head, row]: [u64; 3]| ScoreStrides { sequence, head, row, key: 1 };
         let of_scores = strides(size.strides([size.rows, size.keys]));
         let [block_rows, block_keys] = size.blocks.unwrap_or([1, 1]);

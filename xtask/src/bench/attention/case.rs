@@ -139,7 +139,13 @@ impl Extra {
 impl Case {
     /// The operation's name in the results.
     pub(super) fn operation(&self) -> String {
-        format!("attention {}", self.extra.name()).trim_end().to_owned()
+        let backward = if self.is_backward() { "backward " } else { "" };
+        format!("attention {backward}{}", self.extra.name()).trim_end().to_owned()
+    }
+
+    /// Whether the gradients are measured, without the forward pass.
+    pub(super) fn is_backward(&self) -> bool {
+        self.suite == Suite::Backward
     }
 
     /// Sequences, heads, rows and columns, with `by` between them. Where they differ, heads and lengths of keys stand behind those of queries.
@@ -187,6 +193,7 @@ pub(super) fn suite_name(suite: Suite) -> &'static str {
     match suite {
         Suite::Options => "attention-options",
         Suite::Decode => "attention-decode",
+        Suite::Backward => "attention-backward",
         Suite::Random => spread::ATTENTION,
         _ => "attention",
     }
@@ -216,10 +223,14 @@ fn of_suite(suite: Suite, dtype: DType, args: &Args) -> Vec<Case> {
                 case(
                     AttentionSizes::equal(shape),
                     if causal { Extra::Causal } else { Extra::None },
-                    Some(goal),
+                    (suite != Suite::Backward).then_some(goal),
                 )
             };
-            MAIN.map(of).to_vec()
+            let mut cases = MAIN.map(of).to_vec();
+            // Of wider heads of f32 there is no kernel.
+            let most = if suite == Suite::Backward && dtype == DType::F32 { 128 } else { usize::MAX };
+            cases.retain(|case| case.sizes.width <= most);
+            cases
         }
     }
 }
@@ -229,12 +240,15 @@ pub(super) fn cases(args: &Args) -> Result<Vec<Case>> {
     if !args.shape.is_empty() {
         bail!("attention has sizes of its own, which --filter chooses from: --shape is of M×K×N");
     }
-    let all = [Suite::Main, Suite::Options, Suite::Decode];
+    let all = [Suite::Main, Suite::Options, Suite::Decode, Suite::Backward];
     let suites = if args.suite.is_empty() { &all[..] } else { &args.suite };
     let mut cases = Vec::new();
     for &suite in suites {
         if !all.contains(&suite) && suite != Suite::Random {
-            bail!("attention has the suites main, options, decode and random, not {}", suite.name());
+            bail!(
+                "attention has the suites main, options, decode, backward and random, not {}",
+                suite.name()
+            );
         }
         let is_asked = |precision: Precision| args.dtype.contains(&precision);
         if args.dtype.is_empty() || is_asked(Precision::Bf16) {
@@ -282,7 +296,7 @@ mod tests {
     #[test]
     fn every_suite_has_its_cases_each_once() {
         let all = told("");
-        assert_eq!(all.len(), 11 + 4 + 2 + 7 + 6);
+        assert_eq!(all.len(), 11 + 4 + 2 + 7 + 6 + 11);
         for (index, case) in all.iter().enumerate() {
             assert!(!all[..index].contains(case), "{case}");
         }
@@ -292,6 +306,7 @@ mod tests {
             "attention causal bf16 4×32/8×4096×128",
             "attention soft cap bf16 4×16×2048×128",
             "attention decode bf16 32×64/8×1/32768×128",
+            "attention backward causal bf16 4×32/8×4096×128",
         ] {
             assert!(all.contains(&case.to_owned()), "{case}");
         }
@@ -301,8 +316,12 @@ mod tests {
     #[test]
     fn what_was_asked_for_is_what_is_measured() {
         assert_eq!(told("--suite decode --dtype f16").len(), 6);
-        assert_eq!(told("--filter 16x4096x96"), ["attention causal bf16 4×16×4096×96"]);
-        assert_eq!(told("--dtype f32").len(), 11 + 7 + 6);
+        assert_eq!(
+            told("--filter 16x4096x96"),
+            ["attention causal bf16 4×16×4096×96", "attention backward causal bf16 4×16×4096×96"]
+        );
+        // Kernels of gradients take no more than 128 columns of f32.
+        assert_eq!(told("--dtype f32").len(), 11 + 7 + 6 + 8);
         assert!(told("--dtype tf32").is_empty());
         assert!(asked("--suite mlp").is_err() && asked("--shape 1x2x3").is_err());
     }

@@ -57,6 +57,8 @@ const LARGE_SIZES: [Size; 4] = [
 ];
 /// What options are validated with, each alone.
 const OF_OPTIONS: Size = ([2, 70, 90], [2, 3], [40, 24]);
+/// The most scores of a sequence whose gradients are validated.
+const MOST_SCORES: usize = 1 << 23;
 /// Keys to the left and right.
 const REACHES: [(Option<u32>, Option<u32>); 7] = [
     (None, Some(0)),
@@ -118,6 +120,20 @@ pub(in super::super) fn attentions(level: Level, device: &Device, seed: u64) -> 
         case.way = Way::ALL.get(number % (Way::ALL.len() + 1)).copied();
         case.seed = seed.wrapping_mul(1 << 20).wrapping_add(number as u64);
     }
+    cases
+}
+
+/// The cases of attention's gradients on a device: those of attention that have some, but for the longest.
+pub(in super::super) fn attention_gradients(level: Level, device: &Device, seed: u64) -> Vec<AttentionCase> {
+    let mut cases = attentions(level, device, seed);
+    let is_cpu = device.kind() == DeviceKind::Cpu;
+    cases.retain(|case| {
+        let [_, rows, keys] = case.sequences.axes();
+        let is_wide = case.width.max(case.value_width) > WIDE.0;
+        let has_kernel = is_cpu || case.dtype != DType::F32 || !is_wide;
+        let scores = rows.saturating_mul(keys).saturating_mul(case.heads());
+        has_kernel && case.page_size.is_none() && case.keys_dtype.is_none() && scores <= MOST_SCORES
+    });
     cases
 }
 

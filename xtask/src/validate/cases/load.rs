@@ -116,6 +116,11 @@ pub(in super::super) fn works(
         let cases = attentions(target, has_kernels).into_iter();
         works.extend(cases.map(|case| Work::attention(AttentionCase { seed: next(), ..case })));
     }
+    if asked(Operation::AttentionBackward) && has_kernels {
+        for case in attention_gradients(target) {
+            works.push(Work::attention_backward(AttentionCase { seed: next(), ..case }));
+        }
+    }
     if asked(Operation::Topk) {
         works
             .extend(selections(target).into_iter().map(|case| Work::topk(TopkCase { seed: next(), ..case })));
@@ -687,6 +692,24 @@ fn attentions(target: Target, has_kernels: bool) -> Vec<AttentionCase> {
                 let keys_dtype = Some(keys_dtype);
                 let case = AttentionCase::new(dtype, [2, rows, 390], [2, 3], width);
                 cases.push(AttentionCase { way, page_size, keys_dtype, key_scales, ..case });
+            }
+        }
+    }
+    cases
+}
+
+/// Gradients by every kernel, with operands that change scores and without.
+fn attention_gradients(target: Target) -> Vec<AttentionCase> {
+    let mut cases = Vec::new();
+    if target.compute_capability < (8, 0) {
+        return cases;
+    }
+    for dtype in [DType::F16, DType::Bf16, DType::F32] {
+        let most = if dtype == DType::F32 { 128 } else { 256 };
+        for width in [40, 96, 128, 192, 256].into_iter().filter(|&width| width <= most) {
+            for (rows, sinks) in [(70, true), (190, false)] {
+                let case = AttentionCase::new(dtype, [2, rows, 150], [2, 3], width);
+                cases.push(AttentionCase { sinks, ..case });
             }
         }
     }

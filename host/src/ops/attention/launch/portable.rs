@@ -210,7 +210,7 @@ impl<T: AttentionInput> Plan<T> {
 }
 
 /// A tensor as kernels take it.
-fn strided<E: Element>(x: &Tensor<E>) -> Strided {
+pub(in super::super) fn strided<E: Element>(x: &Tensor<E>) -> Strided {
     let [sequence, row, head] = leading_strides(x);
     // The stride of one row may be no multiple of 16 bytes, and kernels find the places of rows that are not there by it.
     let is_one = x.shape().iter().rev().nth(2) == Some(&1);

@@ -1,0 +1,611 @@
+//! The gradients of attention by `mma.sync`, on sm_80 and later. Scores are computed again, and never stored.
+//!
+//! With `P = exp(S − lse)`, `dP = dY Vᵀ` and, of each row, `Δ = Σ dY ∘ Y`:
+//!
+//! ```text
+//! dS = P ∘ (dP − Δ)      dQ = scale · dS K      dK = scale · dSᵀ Q      dV = Pᵀ dY
+//! ```
+//!
+//! A block has 64 rows of its own, 16 for each warp, and goes over blocks of others. Of queries it goes over keys, and adds up dQ. Of keys it goes over the queries of
+//! all heads that share them, and adds up dK and dV; it computes Sᵀ and dPᵀ, which are then operands of the last products where they are, in registers. So each sum is one
+//! warp's, in an order that depends on the sizes only.
+//!
+//! What tiles of keys are told has the places of rows and keys exchanged: their rows are keys, and what a row attends to are the queries that attend to the key. That
+//! holds for sizes, sequences, windows and the operands of scores.
+
+mod rows;
+
+use core::marker::PhantomData;
+
+pub use rows::{BLOCK_ROWS, RowParams, find_rows};
+
+use super::portable::copies::copy_strided;
+use super::portable::{PortableElement, Strided, WARPS, place};
+use super::scores::{self, Place, ScoreOperands, tanh};
+use super::softmax::LOG2_E;
+use super::work::{Sequences, Sizes, Tiles, Work};
+use crate::launch::{Global, GlobalMut};
+use crate::layout::{CHUNK_BYTES, a_fragment_chunk, accumulator_coord, b_fragment_chunk};
+use crate::ptx::{self, Accumulators};
+use crate::shared::SharedAddress;
+use crate::tile::registers::{Fragment, ROWS};
+use crate::warpgroup::{BOX_ROW_BYTES, WARP_ROWS};
+use crate::{KernelParam, thread, warp};
+
+pub use super::portable::THREADS;
+
+/// Blocks of others that shared memory holds: one that is multiplied, and the next one.
+const STAGES: u32 = 2;
+/// Numbers of a row that tiles read: its log-sum-exp, Δ, and two that make them 16 bytes.
+pub const ROW_NUMBERS: u32 = 4;
+/// Their bytes.
+const ROW_BYTES: u32 = ROW_NUMBERS * 4;
+
+/// The sizes of a tile.
+pub trait GradientShape: 'static {
+    /// A warp's scores: 16 rows, and a block of others.
+    type Scores: Accumulators;
+    /// A warp's sums: 16 rows, and the columns of Q and K, or of V.
+    type Sums: Accumulators;
+    /// Blocks that a multiprocessor holds at a time.
+    const MIN_BLOCKS: u32;
+}
+
+/// Which gradients a tile gives.
+pub trait Gives: 'static {
+    /// Whether its rows are keys; else they are queries.
+    const OF_KEYS: bool;
+    /// Whether it gives the gradient of its rows: dQ, or dK.
+    const OWN: bool;
+    /// Whether it gives dV.
+    const VALUES: bool;
+}
+
+macro_rules! gives {
+    ($(#[$doc:meta])* $name:ident, $of_keys:literal, $own:literal, $values:literal) => {
+        $(#[$doc])*
+        pub struct $name;
+
+        impl Gives for $name {
+            const OF_KEYS: bool = $of_keys;
+            const OWN: bool = $own;
+            const VALUES: bool = $values;
+        }
+    };
+}
+gives!(
+    /// dQ.
+    GivesQueries, false, true, false
+);
+gives!(
+    /// dK and dV.
+    GivesKeysAndValues, true, true, true
+);
+gives!(
+    /// dK alone, where registers are short.
+    GivesKeys, true, true, false
+);
+gives!(
+    /// dV alone.
+    GivesValues, true, false, true
+);
+
+/// The tensors of a launch. Rows of those that are read start at multiples of 16 bytes.
+#[derive(Clone, Copy, KernelParam)]
+#[repr(C)]
+pub struct GradientTensors {
+    /// Q.
+    pub q: Strided,
+    /// K.
+    pub k: Strided,
+    /// V.
+    pub v: Strided,
+    /// dY.
+    pub dy: Strided,
+    /// The gradient of the tile's rows: dQ, or dK. Null if it is not asked for.
+    pub own: Strided,
+    /// dV. Null if it is not asked for.
+    pub dv: Strided,
+    /// [`ROW_NUMBERS`] of each row of Q, in the order of log-sum-exps.
+    pub rows: Global<f32>,
+    /// Columns of Q and K.
+    pub columns: u32,
+    /// Columns of V and dY.
+    pub value_columns: u32,
+}
+
+/// A tile of shape `S` of elements `T` that gives `G`.
+pub struct GradientTile<T, S, G>(PhantomData<(T, S, G)>);
+
+/// A block of others, of a head.
+#[derive(Clone, Copy)]
+struct Others {
+    /// The number of the head, of those whose others the tile has.
+    head: u32,
+    block: u32,
+}
+
+/// What a block of a launch works on.
+struct Problem<'a> {
+    tensors: &'a GradientTensors,
+    operands: &'a ScoreOperands,
+    sizes: &'a Sizes,
+    work: &'a Work,
+    /// Of tiles of queries the head of K.
+    key_head: u32,
+}
+
+impl Problem<'_> {
+    /// Heads whose others the tile has.
+    #[inline(always)]
+    fn heads<G: Gives>(&self) -> u32 {
+        if G::OF_KEYS { self.sizes.group.max(1) } else { 1 }
+    }
+
+    /// The head of others: of Q, or, where they are keys, of K.
+    #[inline(always)]
+    fn other_head<G: Gives>(&self, at: Others) -> u32 {
+        if G::OF_KEYS { self.work.head * self.sizes.group.max(1) + at.head } else { self.key_head }
+    }
+
+    /// The head of Q.
+    #[inline(always)]
+    fn query_head<G: Gives>(&self, at: Others) -> u32 {
+        if G::OF_KEYS { self.other_head::<G>(at) } else { self.work.head }
+    }
+}
+
+/// A warp's sums.
+struct Summed<C> {
+    own: Fragment<C>,
+    values: Fragment<C>,
+}
+
+/// The log-sum-exp and Δ of a row.
+type RowTerms = [f32; 2];
+
+impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
+    /// Rows of a tile.
+    const ROWS: u32 = {
+        assert!(WARPS * WARP_ROWS == BLOCK_ROWS, "16 for each warp");
+        BLOCK_ROWS
+    };
+    /// Others of a block.
+    const OTHERS: u32 = S::Scores::COLUMNS;
+    const STEPS: u32 = {
+        assert!(S::Sums::COLUMNS.is_multiple_of(T::STEP) && Self::OTHERS.is_multiple_of(16), "whole steps");
+        S::Sums::COLUMNS / T::STEP
+    };
+    const BOXES: u32 = (S::Sums::COLUMNS * T::BYTES).div_ceil(BOX_ROW_BYTES);
+    /// Of one of the two matrices of the tile's rows.
+    const OWN_BYTES: u32 = Self::BOXES * Self::ROWS * BOX_ROW_BYTES;
+    /// Of one of the two matrices of a block of others.
+    const OTHER_BYTES: u32 = Self::BOXES * Self::OTHERS * BOX_ROW_BYTES;
+    const STAGE_BYTES: u32 = 2 * Self::OTHER_BYTES + if G::OF_KEYS { Self::OTHERS * ROW_BYTES } else { 0 };
+    /// Shared memory of a block.
+    pub const SHARED_BYTES: u32 = 2 * Self::OWN_BYTES + STAGES * Self::STAGE_BYTES;
+
+    /// A stage of the ring: others of Q or K, those of dY or V, and, of queries, their numbers.
+    #[inline(always)]
+    fn stage(index: u32) -> SharedAddress {
+        SharedAddress::dynamic().offset(2 * Self::OWN_BYTES + index % STAGES * Self::STAGE_BYTES)
+    }
+
+    /// The first row of the warp, among the tile's.
+    #[inline(always)]
+    fn warp_row() -> u32 {
+        warp::warp_id() * WARP_ROWS
+    }
+
+    /// Computes the gradients of a tile's rows.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call it, on a one-dimensional grid of a block for each tile. The pointers are valid for what the arguments describe, and what is written
+    /// overlaps nothing else.
+    #[inline(always)]
+    pub unsafe fn run(
+        tensors: &GradientTensors,
+        operands: &ScoreOperands,
+        (sizes, sequences): (&Sizes, Sequences),
+    ) {
+        let tiles = Tiles::new(*sizes, sequences, Self::ROWS);
+        let block = thread::block_idx_x();
+        // The longest come first: of a causal attention the last queries, and the first keys.
+        let index = if G::OF_KEYS { sizes.tiles * sizes.rows_of_heads - 1 - block } else { block };
+        // SAFETY: the caller's promise; each row belongs to one block.
+        unsafe {
+            let Some(work) = tiles.work(index) else { return };
+            let key_head = if G::OF_KEYS { 0 } else { sizes.key_head(&work) };
+            let summed = Self::sum(&Problem { tensors, operands, sizes, work: &work, key_head });
+            // Again, so that the registers are free meanwhile.
+            let Some(work) = tiles.work(ptx::opaque(index)) else { return };
+            let [columns, value_columns] = [tensors.columns, tensors.value_columns];
+            if G::OWN {
+                Self::store(&summed.own, tensors.own, columns, operands.scale, &work);
+            }
+            if G::VALUES {
+                Self::store(&summed.values, tensors.dv, value_columns, 1.0, &work);
+            }
+        }
+    }
+
+    /// The sums of the warp's rows over all others.
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](Self::run), and nothing else of the block touches shared memory.
+    #[inline(always)]
+    unsafe fn sum(of: &Problem<'_>) -> Summed<S::Sums> {
+        let mut summed = Summed { own: Fragment(S::Sums::zero()), values: Fragment(S::Sums::zero()) };
+        let (tensors, work) = (of.tensors, of.work);
+        let [first, end] = work.within;
+        if first >= end {
+            return summed;
+        }
+        let first_block = first / Self::OTHERS;
+        let next = |at: Others| {
+            let is_last = (at.block + 1) * Self::OTHERS >= end;
+            let block = if is_last { first_block } else { at.block + 1 };
+            Others { head: at.head + u32::from(is_last), block }
+        };
+        let lane = warp::lane_id();
+        let own_row = work.row + Self::warp_row() + accumulator_coord(lane, 0).row;
+        // SAFETY: a stage is filled when all have read what it held before, and read when its copies have come; the rest is the caller's promise.
+        unsafe {
+            let [own, second] = if G::OF_KEYS { [tensors.k, tensors.v] } else { [tensors.q, tensors.dy] };
+            let count = work.rows.saturating_sub(work.row);
+            let to = SharedAddress::dynamic();
+            Self::load_one(
+                own,
+                (work.place.row + work.row, work.head),
+                work,
+                (to, Self::ROWS, count),
+                tensors.columns,
+            );
+            if G::OWN {
+                let to = to.offset(Self::OWN_BYTES);
+                let columns = tensors.value_columns;
+                Self::load_one(
+                    second,
+                    (work.place.row + work.row, work.head),
+                    work,
+                    (to, Self::ROWS, count),
+                    columns,
+                );
+            }
+            let mut at = Others { head: 0, block: first_block };
+            Self::load(of, at, 0);
+            let terms = if G::OF_KEYS { [[0.0; 2]; ROWS] } else { Self::terms_of(of, own_row) };
+            let mut index = 0;
+            while at.head < of.heads::<G>() {
+                ptx::cp_async_wait_group(0);
+                thread::sync_threads();
+                Self::load(of, next(at), index + 1);
+                if Self::has_any(of, at) {
+                    let stage = Self::stage(index);
+                    let mut scores = Fragment(S::Scores::zero());
+                    Self::multiply_others(&mut scores, SharedAddress::dynamic(), stage);
+                    let mut gradient = Fragment(S::Scores::zero());
+                    if G::OWN {
+                        let own = SharedAddress::dynamic().offset(Self::OWN_BYTES);
+                        Self::multiply_others(&mut gradient, own, stage.offset(Self::OTHER_BYTES));
+                    }
+                    // Opaque: what follows from the row is worth no register from block to block.
+                    let row = ptx::opaque(own_row);
+                    let all = [&mut scores, &mut gradient];
+                    Self::differentiate(all, of, at, row, (terms, stage));
+                    if G::VALUES {
+                        let others = stage.offset(Self::OTHER_BYTES);
+                        Self::add_others(&mut summed.values, &scores, others);
+                    }
+                    if G::OWN {
+                        Self::add_others(&mut summed.own, &gradient, stage);
+                    }
+                }
+                // Opaque: what comes next is worth no registers meanwhile, and copies of the loop are worth nothing.
+                at = next(Others { head: ptx::opaque(at.head), block: ptx::opaque(at.block) });
+                index = ptx::opaque(index + 1);
+            }
+            ptx::cp_async_wait_all();
+        }
+        summed
+    }
+
+    /// Has the block's threads copy rows of a head, of which the first `count` are there, to boxes of `rows` rows at `to`.
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](Self::run); nobody reads what the boxes hold.
+    #[inline(always)]
+    unsafe fn load_one(
+        tensor: Strided,
+        (row, head): (u32, u32),
+        work: &Work,
+        (to, rows, count): (SharedAddress, u32, u32),
+        columns: u32,
+    ) {
+        let at =
+            work.place.batch as u64 * tensor.sequence + row as u64 * tensor.row + head as u64 * tensor.head;
+        let rows_of = (tensor.first::<T>().offset(at), tensor.row);
+        // SAFETY: the caller's promise.
+        unsafe { copy_strided::<T>(to, Self::BOXES, rows, count, columns, rows_of) };
+    }
+
+    /// Has the block's threads copy a block of others to the ring's stage `index`, if there is one; a group of copies of its own.
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](Self::run), and nobody reads the stage.
+    #[inline(always)]
+    unsafe fn load(of: &Problem<'_>, at: Others, index: u32) {
+        let (tensors, work) = (of.tensors, of.work);
+        if at.head < of.heads::<G>() {
+            let head = of.other_head::<G>(at);
+            let first = at.block * Self::OTHERS;
+            let count = work.keys - first;
+            let to = Self::stage(index);
+            let place = (work.place.key + first, head);
+            let [others, second] = if G::OF_KEYS { [tensors.q, tensors.dy] } else { [tensors.k, tensors.v] };
+            // SAFETY: the caller's promise; the rest is within the stage, and a row has its numbers.
+            unsafe {
+                Self::load_one(others, place, work, (to, Self::OTHERS, count), tensors.columns);
+                let second_to = to.offset(Self::OTHER_BYTES);
+                Self::load_one(second, place, work, (second_to, Self::OTHERS, count), tensors.value_columns);
+                if G::OF_KEYS {
+                    let row = thread::thread_idx_x();
+                    let number = of.sizes.lse_batch * work.place.batch as u64
+                        + of.sizes.lse_head * head as u64
+                        + (work.place.key + first + row) as u64;
+                    let from = tensors.rows.offset(number * ROW_NUMBERS as u64).address();
+                    let bytes = if row < count { ROW_BYTES } else { 0 };
+                    let to = to.offset(2 * Self::OTHER_BYTES + row * ROW_BYTES);
+                    if row < Self::OTHERS {
+                        ptx::cp_async_cg_16(to.get(), from, bytes);
+                    }
+                }
+            }
+        }
+        ptx::cp_async_commit_group();
+    }
+
+    /// The terms of the thread's two rows of queries.
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](Self::run).
+    #[inline(always)]
+    unsafe fn terms_of(of: &Problem<'_>, own_row: u32) -> [RowTerms; ROWS] {
+        let (sizes, work) = (of.sizes, of.work);
+        let first = sizes.lse_batch * work.place.batch as u64 + sizes.lse_head * work.head as u64;
+        [own_row, own_row + 8].map(|row| {
+            let number = first + (work.place.row + row) as u64;
+            let from = of.tensors.rows.offset(number * ROW_NUMBERS as u64).address();
+            // SAFETY: the caller's promise, of rows that are there.
+            unsafe { ptx::ld_global_nc_v2_f32_if(from, row < work.rows) }
+        })
+    }
+
+    /// The others that all of the warp's rows have by their places: the first, and the one behind the last.
+    #[inline(always)]
+    fn others_of_all(of: &Problem<'_>) -> [i32; 2] {
+        let (work, window) = (of.work, of.sizes.window);
+        let first = ptx::opaque(work.row) + Self::warp_row();
+        let last = (first + WARP_ROWS - 1).min(work.rows.max(1) - 1);
+        let [begin, _] = window.keys_of(last, work.offset, work.keys);
+        let [_, stop] = window.keys_of(first, work.offset, work.keys);
+        [begin, stop]
+    }
+
+    /// Whether any of the warp's rows has any of a block of others, by the mask of blocks.
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](Self::run).
+    #[inline(always)]
+    unsafe fn has_any(of: &Problem<'_>, at: Others) -> bool {
+        if of.operands.blocks.is_null() {
+            return true;
+        }
+        let work = of.work;
+        let head = of.query_head::<G>(at);
+        let range = |first: u32, count: u32, end: u32| [first, end.min(first + count)];
+        let rows = range(work.row + Self::warp_row(), WARP_ROWS, work.rows);
+        let others = range(at.block * Self::OTHERS, Self::OTHERS, work.keys);
+        // SAFETY: the caller's promise.
+        unsafe { of.operands.has_any(work, [head, head + 1], rows, others) }
+    }
+
+    /// The lane, below a warp's: what follows from it is worth no registers from block to block.
+    #[inline(always)]
+    fn opaque_lane() -> u32 {
+        ptx::opaque(warp::lane_id()) % warp::SIZE
+    }
+
+    /// Adds the products of the warp's rows of the matrix at `own` and others of the one at `others`.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it; both have come.
+    #[inline(always)]
+    unsafe fn multiply_others(products: &mut Fragment<S::Scores>, own: SharedAddress, others: SharedAddress) {
+        let lane = Self::opaque_lane();
+        let all = ptx::opaque(u32::MAX);
+        let (of_own, of_other) = (a_fragment_chunk(lane), b_fragment_chunk(lane));
+        // A warp's rows, and each pair's others, are whole units of the swizzle.
+        let own = own.offset(Self::warp_row() * BOX_ROW_BYTES);
+        let (fragments, _) = products.0.as_mut().as_chunks_mut::<4>();
+        for step in 0..Self::STEPS {
+            let own_at = place(Self::ROWS, of_own.row, (2 * step + of_own.chunk) * CHUNK_BYTES);
+            let other_at = place(Self::OTHERS, of_other.row, (2 * step + of_other.chunk) * CHUNK_BYTES);
+            // SAFETY: within the tile's rows, and below within the stage's others.
+            let a = T::prepare_a(unsafe { ptx::ldmatrix_x4(own.offset(own_at).get()) });
+            for (pair, fragments) in fragments.chunks_exact_mut(2).enumerate() {
+                let other_at = other_at + pair as u32 * 16 * BOX_ROW_BYTES;
+                // SAFETY: as above; all lanes are here.
+                unsafe {
+                    let [b0, b1, b2, b3] = ptx::ldmatrix_x4(others.offset(other_at).get());
+                    T::multiply_add(&mut fragments[0], a, T::prepare_b([b0, b1]));
+                    T::multiply_add(&mut fragments[1], a, T::prepare_b([b2, b3]));
+                    if T::IS_SPLIT {
+                        ptx::bar_warp_sync(all);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds others of the matrix at `others`, with these weights.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it; others have come.
+    #[inline(always)]
+    unsafe fn add_others(sums: &mut Fragment<S::Sums>, weights: &Fragment<S::Scores>, others: SharedAddress) {
+        let lane = Self::opaque_lane();
+        let all = ptx::opaque(u32::MAX);
+        let (fragments, _) = sums.0.as_mut().as_chunks_mut::<4>();
+        for step in 0..Self::OTHERS / T::STEP {
+            let a = T::prepare_a(T::weights(weights, step as usize));
+            // Steps are whole units of the swizzle.
+            let of_step = others.offset(step * T::STEP * BOX_ROW_BYTES);
+            let at = |row: u32, byte: u32| of_step.offset(place(Self::OTHERS, row, byte));
+            for (pair, fragments) in fragments.chunks_exact_mut(2).enumerate() {
+                // SAFETY: within the stage's others; all lanes are here.
+                unsafe {
+                    let [b0, b1, b2, b3] = T::values(at, lane, 16 * pair as u32);
+                    T::multiply_add(&mut fragments[0], a, T::prepare_b([b0, b1]));
+                    T::multiply_add(&mut fragments[1], a, T::prepare_b([b2, b3]));
+                    if T::IS_SPLIT {
+                        ptx::bar_warp_sync(all);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes weights P of the products of Q and K, and dS of those of dY and V.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it; the operands' pointers are valid, and numbers of queries have come.
+    #[inline(always)]
+    unsafe fn differentiate(
+        [scores, gradient]: [&mut Fragment<S::Scores>; 2],
+        of: &Problem<'_>,
+        at: Others,
+        own_row: u32,
+        (own_terms, stage): ([RowTerms; ROWS], SharedAddress),
+    ) {
+        let (work, operands) = (of.work, of.operands);
+        let column = accumulator_coord(warp::lane_id(), 0).column;
+        let first = at.block * Self::OTHERS;
+        let head = of.query_head::<G>(at);
+        let place = Place { rows: [own_row, own_row + 8], heads: [head; ROWS], key: first + column };
+        let of_columns = stage.offset(2 * Self::OTHER_BYTES + column * ROW_BYTES);
+        // Of the four accumulators of a fragment.
+        let terms = |fragment: usize| -> [RowTerms; 4] {
+            if !G::OF_KEYS {
+                return [own_terms[0], own_terms[0], own_terms[1], own_terms[1]];
+            }
+            let of_fragment = of_columns.offset(fragment as u32 * 8 * ROW_BYTES);
+            // SAFETY: within the stage.
+            let of =
+                |column: u32| unsafe { ptx::ld_shared_v2_f32(of_fragment.offset(column * ROW_BYTES).get()) };
+            let [even, odd] = [of(0), of(1)];
+            [even, odd, even, odd]
+        };
+        let only_scale = operands.only_scale();
+        if only_scale {
+            for fragment in 0..S::Scores::COLUMNS as usize / 8 {
+                let terms = terms(fragment);
+                for (index, [lse, delta]) in terms.into_iter().enumerate() {
+                    let index = 4 * fragment + index;
+                    let score = &mut scores.0.as_mut()[index];
+                    *score = ptx::fma(*score, operands.scale, -lse);
+                    if G::OWN {
+                        gradient.0.as_mut()[index] -= delta;
+                    }
+                }
+            }
+        } else {
+            let (factor, is_capped) = (operands.scale / operands.cap, operands.cap != 0.0);
+            if G::OWN {
+                for fragment in 0..S::Scores::COLUMNS as usize / 8 {
+                    for (index, [_, delta]) in terms(fragment).into_iter().enumerate() {
+                        let index = 4 * fragment + index;
+                        let gradient = &mut gradient.0.as_mut()[index];
+                        *gradient -= delta;
+                        if is_capped {
+                            // The slope of the cap: the square is at most 1.
+                            let capped = tanh(scores.0.as_ref()[index] * factor);
+                            *gradient *= (1.0 - capped) * (1.0 + capped);
+                        }
+                    }
+                }
+            }
+            // SAFETY: the caller's promise.
+            unsafe { operands.apply::<T, _>(scores, None, work, place) };
+            for fragment in 0..S::Scores::COLUMNS as usize / 8 {
+                for (index, [lse, _]) in terms(fragment).into_iter().enumerate() {
+                    scores.0.as_mut()[4 * fragment + index] -= lse;
+                }
+            }
+        }
+        // Again for each block: from one to the next it is worth no registers.
+        let [begin, stop] = Self::others_of_all(of);
+        if (first as i32) < begin || (first + Self::OTHERS) as i32 > stop {
+            scores::keep_within(scores, of.sizes.window, work, place, work.within);
+        }
+        for (score, gradient) in scores.0.as_mut().iter_mut().zip(gradient.0.as_mut()) {
+            *score = ptx::ex2_approx_ftz(*score * LOG2_E);
+            if G::OWN {
+                *gradient *= *score;
+            }
+        }
+    }
+
+    /// Stores the warp's rows of a gradient, times `scale`: zeros of those that do not count.
+    ///
+    /// # Safety
+    ///
+    /// What is written is valid for writes, and no other warp has these rows.
+    #[inline(always)]
+    unsafe fn store(sums: &Fragment<S::Sums>, to: Strided, columns: u32, scale: f32, work: &Work) {
+        if to.base.is_null() {
+            return;
+        }
+        let at = accumulator_coord(warp::lane_id(), 0);
+        let row = work.row + Self::warp_row() + at.row;
+        for half in 0..ROWS {
+            let row = row + 8 * half as u32;
+            let first = work.place.batch as u64 * to.sequence
+                + (work.place.row + row) as u64 * to.row
+                + work.head as u64 * to.head;
+            let to: GlobalMut<T> = to.first::<T>().offset(first);
+            for fragment in 0..S::Sums::COLUMNS / 8 {
+                let column = fragment * 8 + at.column;
+                let all = sums.0.fragment(fragment as usize);
+                // Not a product with zero: rows that do not count may be no numbers.
+                let value = |index: usize| {
+                    if row < work.rows { all[2 * half + index] * scale } else { 0.0 }
+                };
+                let to = to.offset(column as u64);
+                if row < work.written && column < columns {
+                    let has_next = column + 1 < columns;
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        if has_next && to.address().is_multiple_of(2 * T::BYTES as u64) {
+                            T::store_rounded_2(to, [value(0), value(1)]);
+                        } else {
+                            T::store_rounded(to, value(0));
+                            if has_next {
+                                T::store_rounded(to.offset(1), value(1));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
