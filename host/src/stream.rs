@@ -23,7 +23,7 @@ use crate::tensor::{Element, Tensor};
 /// How soon a stream's work begins where several streams have work that could.
 ///
 /// What runs already goes on: blocks of a stream of high priority come before those of others that have yet to begin. What an
-/// operation enqueues on a stream of its own beside this one has normal priority.
+/// operation enqueues on a stream of its own beside this one has normal priority, unless it asks for another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StreamPriority {
@@ -41,6 +41,8 @@ pub struct Stream {
     handle: Arc<StreamHandle>,
     /// Whether it is a [branch](Stream::beside) of another one, which is ordered with the operands' home streams for both.
     is_branch: bool,
+    /// How many multiprocessors persistent launches fill at most, if there is a limit.
+    limit: Option<u32>,
 }
 
 /// Memory for one launch; see [`Stream::scratch`].
@@ -65,7 +67,7 @@ impl Scratch {
 
 impl Stream {
     pub(crate) fn new(device: Device, handle: Arc<StreamHandle>) -> Self {
-        Self { device, handle, is_branch: false }
+        Self { device, handle, is_branch: false, limit: None }
     }
 
     /// The device whose work this is.
@@ -86,6 +88,44 @@ impl Stream {
             StreamHandle::Cuda(stream) => Some(stream.raw().cast()),
             StreamHandle::Immediate => None,
         }
+    }
+
+    /// The same stream, on which persistent kernels leave multiprocessors to other streams: their launches have blocks for `multiprocessors`
+    /// at most, at least 1. `None`: for all that the device has.
+    ///
+    /// A persistent kernel's blocks work on tile after tile, so that they hold their multiprocessors until all is done. What another
+    /// stream has to do meanwhile waits for that, unless there is a limit: an exchange between GPUs, say. Launches whose blocks have one
+    /// tile each are not limited, since each of them ends soon.
+    ///
+    /// A limit changes no result: which kernel runs, and how its sums are divided, is chosen for the whole device. It is of this value and its
+    /// clones, also as a thread's [default stream](Self::as_default), and of what they capture.
+    ///
+    /// Of kernels of which a multiprocessor holds several blocks, a launch has as many for each multiprocessor of the limit; these may
+    /// be spread over more of them.
+    #[must_use]
+    pub fn with_multiprocessors(&self, multiprocessors: impl Into<Option<u32>>) -> Self {
+        Self { limit: multiprocessors.into().map(|most| most.max(1)), ..self.clone() }
+    }
+
+    /// How many multiprocessors persistent launches on this stream fill at most.
+    #[must_use]
+    pub fn multiprocessors(&self) -> u32 {
+        let all = self.device.properties().multiprocessors;
+        self.limit.map_or(all, |limit| limit.min(all))
+    }
+
+    /// The blocks of a persistent launch that has been planned for the whole device, with `planned` blocks for `tiles` tiles: on a stream
+    /// [with a limit](Self::with_multiprocessors) no more than `at_once` says that the multiprocessors hold, unless each has one tile.
+    pub(crate) fn persistent_blocks(
+        &self,
+        planned: u32,
+        tiles: u64,
+        at_once: impl FnOnce(u32) -> u32,
+    ) -> u32 {
+        if self.limit.is_none() || u64::from(planned) >= tiles {
+            return planned;
+        }
+        planned.min(at_once(self.multiprocessors()))
     }
 
     /// A stream of another library's, by the driver's handle (`CUstream`, `cudaStream_t`): what is enqueued here follows what that library has
@@ -231,14 +271,29 @@ impl Stream {
     ///
     /// As [`with_operands`](Self::with_operands), and [`Error::Driver`] if the driver refuses another stream.
     pub fn beside<R>(&self, operands: &[&dyn Operand], work: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
+        self.beside_with_priority(StreamPriority::Normal, operands, work)
+    }
+
+    /// As [`beside`](Self::beside), with a branch of this priority: one of high priority has its work begin before what else this stream gets
+    /// meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As [`beside`](Self::beside).
+    pub fn beside_with_priority<R>(
+        &self,
+        priority: StreamPriority,
+        operands: &[&dyn Operand],
+        work: impl FnOnce(&Self) -> Result<R>,
+    ) -> Result<R> {
         self.with_operands(operands, || {
-            let handle = match self.device.idle_branches().take(&self.handle) {
+            let handle = match self.device.idle_branches().take(&self.handle, priority) {
                 Some(handle) => handle,
-                None => Arc::new(self.device.backend().new_stream(StreamPriority::Normal)?),
+                None => Arc::new(self.device.backend().new_stream(priority)?),
             };
-            let stream = Self { device: self.device.clone(), handle, is_branch: true };
+            let stream = Self { device: self.device.clone(), handle, is_branch: true, limit: self.limit };
             stream.wait(&self.record()?)?;
-            let branch = Branch { of: self, stream, is_joined: false };
+            let branch = Branch { of: self, stream, priority, is_joined: false };
             let result = work(&branch.stream);
             let joined = branch.finish();
             // Where both fail the work is why: it may have spoilt a capture, say.
@@ -316,6 +371,7 @@ impl Drop for Order<'_> {
 struct Branch<'a> {
     of: &'a Stream,
     stream: Stream,
+    priority: StreamPriority,
     is_joined: bool,
 }
 
@@ -333,7 +389,7 @@ impl Branch<'_> {
             // As where homes cannot be made to wait: see `Order`.
             return self.stream.synchronize();
         }
-        self.of.device.idle_branches().keep(&self.of.handle, handle.clone());
+        self.of.device.idle_branches().keep(&self.of.handle, self.priority, handle.clone());
         Ok(())
     }
 }
@@ -345,25 +401,34 @@ impl Drop for Branch<'_> {
     }
 }
 
-/// Branches that have been joined, each with the stream that it is of.
+/// Branches that have been joined, each with the stream that it is of and its priority.
 ///
 /// That stream alone gets them again: on one that had others before, work would wait for what those had left there. And where the stream is
 /// being captured, a branch of it is captured too until that ends.
 #[derive(Debug, Default)]
-pub(crate) struct IdleBranches(Mutex<Vec<(Weak<StreamHandle>, Arc<StreamHandle>)>>);
+pub(crate) struct IdleBranches(Mutex<Vec<IdleBranch>>);
+
+#[derive(Debug)]
+struct IdleBranch {
+    of: Weak<StreamHandle>,
+    priority: StreamPriority,
+    handle: Arc<StreamHandle>,
+}
 
 impl IdleBranches {
-    fn take(&self, of: &Arc<StreamHandle>) -> Option<Arc<StreamHandle>> {
+    fn take(&self, of: &Arc<StreamHandle>, priority: StreamPriority) -> Option<Arc<StreamHandle>> {
         let mut all = self.0.lock();
-        let position = all.iter().position(|(stream, _)| std::ptr::eq(stream.as_ptr(), Arc::as_ptr(of)))?;
-        Some(all.swap_remove(position).1)
+        let is_asked_for =
+            |idle: &IdleBranch| idle.priority == priority && std::ptr::eq(idle.of.as_ptr(), Arc::as_ptr(of));
+        let position = all.iter().position(is_asked_for)?;
+        Some(all.swap_remove(position).handle)
     }
 
-    fn keep(&self, of: &Arc<StreamHandle>, branch: Arc<StreamHandle>) {
+    fn keep(&self, of: &Arc<StreamHandle>, priority: StreamPriority, branch: Arc<StreamHandle>) {
         let mut all = self.0.lock();
         // Nobody asks again for those of streams that are gone.
-        all.retain(|(stream, _)| stream.strong_count() > 0);
-        all.push((Arc::downgrade(of), branch));
+        all.retain(|idle| idle.of.strong_count() > 0);
+        all.push(IdleBranch { of: Arc::downgrade(of), priority, handle: branch });
     }
 }
 

@@ -20,7 +20,7 @@ use warpsmith::ops::{self, Activation};
 use warpsmith::optim::{AdamW, AdamWOptions};
 use warpsmith::{Device, Tensor};
 use warpsmith_parallel::data::{self, GradientOptions, Gradients, Pass, Sharded};
-use warpsmith_parallel::split::even_range;
+use warpsmith_parallel::ranges::even_range;
 use warpsmith_parallel::{Communicator, Launch, NcclOptions, Reduction, launch};
 
 use digits::{BATCH, Digits, LEARNING_RATE, Network, count_correct, draw, for_batches, learning_rate};

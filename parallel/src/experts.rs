@@ -4,13 +4,15 @@
 //! came from. With many experts a token nearly every token needs every rank, so that sending tokens to some of them would save
 //! nothing.
 
+use std::ops::Range;
+
 use warpsmith::ops::peer::{ExpertInput, ExpertLayout, ExpertTable, ExpertVectors, Routing};
 use warpsmith::ops::{self, Activation};
-use warpsmith::{Device, Tensor};
+use warpsmith::{Device, Event, Stream, StreamPriority, Tensor};
 
 use crate::communicator::{Communicator, Reduction};
 use crate::error::{Result, argument};
-use crate::split::even_range;
+use crate::ranges::even_range;
 
 const OPERATION: &str = "SplitExperts";
 /// What numbers of experts are multiplied with: the whole number next to 2³² over the golden ratio, so that neighbours are
@@ -18,6 +20,9 @@ const OPERATION: &str = "SplitExperts";
 const SPREAD: u64 = 2_654_435_769;
 /// Experts that are packed at a time.
 const AT_A_TIME: usize = 1024;
+/// Into how many pieces tokens are cut unless another number is asked for, where all ranks together have so many tokens.
+const PIECES: usize = 2;
+const MANY_TOKENS: usize = 2048;
 
 /// Which rank has which expert, as follows from a hash of its number. All ranks have as many experts, or one more or less.
 ///
@@ -123,6 +128,14 @@ pub struct SplitExperts {
     table: ExpertTable,
     own_count: usize,
     activation: Activation,
+    pieces: Option<usize>,
+}
+
+/// A piece of the tokens of all ranks.
+struct Piece {
+    /// Which of each rank's tokens.
+    range: Range<usize>,
+    routing: Routing,
 }
 
 impl SplitExperts {
@@ -154,13 +167,21 @@ impl SplitExperts {
         own.iter().enumerate().for_each(|(row, &expert)| slot_of[expert] = row as u32);
         let table = ExpertTable::part(&rows, &slot_of)?;
         let (communicator, activation, own_count) = (communicator.clone(), Activation::GeluErf, own.len());
-        Ok(Self { communicator, placement, layout, table, own_count, activation })
+        Ok(Self { communicator, placement, layout, table, own_count, activation, pieces: None })
     }
 
     /// What the hidden units do to x·u.
     #[must_use]
     pub fn activation(self, activation: Activation) -> Self {
         Self { activation, ..self }
+    }
+
+    /// Cuts each rank's tokens into so many pieces, at least one. While experts are evaluated for one, the next one is gathered
+    /// and the outputs of the one before are added up. It is 2 unless it is set, and 1 where all ranks together have fewer than
+    /// 2048 tokens. Outputs have the same bits. All ranks give the same number.
+    #[must_use]
+    pub fn pieces(self, pieces: usize) -> Self {
+        Self { pieces: Some(pieces), ..self }
     }
 
     /// Which rank has which expert.
@@ -194,20 +215,74 @@ impl SplitExperts {
         let [tokens, heads, k] = self.expect_shapes(x, routing)?;
         let (own_ids, own_gates, own_x) =
             (routing.ids.contiguous()?, routing.gates.contiguous()?, x.contiguous()?);
-        let mut ids = Tensor::uninit(device, [tokens * size, heads, k])?;
-        let mut gates = Tensor::uninit(device, [tokens * size, heads, k])?;
-        let mut x = Tensor::uninit(device, [tokens * size, self.layout.d()])?;
-        let mut parts = [
-            self.communicator.gather(&own_ids, &mut ids)?,
-            self.communicator.gather(&own_gates, &mut gates)?,
-            self.communicator.gather(&own_x, &mut x)?,
-        ];
-        self.communicator.all_gathers(device, &mut parts)?;
-        let routing = Routing { ids, gates };
-        let partial = ops::expert_mlp(&x, &routing, &self.table).activation(self.activation).run()?;
-        let mut y = Tensor::uninit(device, [tokens, self.layout.o()])?;
-        self.communicator.reduce_scatter(&partial, &mut y, Reduction::Sum)?;
+        let stream = device.default_stream();
+        let y = Tensor::uninit_on(&stream, [tokens, self.layout.o()])?;
+        let pieces = self.pieces_of(tokens);
+        let mut gathered = Vec::with_capacity(pieces);
+        for piece in 0..pieces {
+            let range = even_range(tokens, pieces, piece);
+            let rows = range.len() * size;
+            let routing = Routing {
+                ids: Tensor::uninit_on(&stream, [rows, heads, k])?,
+                gates: Tensor::uninit_on(&stream, [rows, heads, k])?,
+            };
+            gathered.push((Piece { range, routing }, Tensor::uninit_on(&stream, [rows, self.layout.d()])?));
+        }
+        // They are freed in the order of this stream, which waits for the branch at its end.
+        let mut partials = Vec::with_capacity(pieces);
+        stream.beside_with_priority(StreamPriority::High, &[&own_ids, &own_gates, &own_x], |branch| {
+            let communicator = self.communicator.on(branch);
+            let gather = |(piece, x): &mut (Piece, Tensor<T>)| -> Result<Event> {
+                let Piece { range, routing: Routing { ids, gates } } = piece;
+                let (own_ids, own_gates) =
+                    (own_ids.slice(0, range.clone())?, own_gates.slice(0, range.clone())?);
+                let own_x = own_x.slice(0, range.clone())?;
+                let mut parts = [
+                    communicator.gather(&own_ids, ids)?,
+                    communicator.gather(&own_gates, gates)?,
+                    communicator.gather(&own_x, x)?,
+                ];
+                communicator.all_gathers(device, &mut parts)?;
+                Ok(branch.record()?)
+            };
+            let mut work = || -> Result<()> {
+                let mut next = gathered.first_mut().map(gather).transpose()?;
+                for piece in 0..pieces {
+                    let Some(is_gathered) = next.take() else { break };
+                    next = gathered.get_mut(piece + 1).map(gather).transpose()?;
+                    stream.wait(&is_gathered)?;
+                    let (Piece { range, routing }, x) = &gathered[piece];
+                    let partial = self.evaluate(&stream, x, routing, tokens * size)?;
+                    branch.wait(&stream.record()?)?;
+                    let mut part = y.slice(0, range.clone())?;
+                    communicator.reduce_scatter(&partial, &mut part, Reduction::Sum)?;
+                    partials.push(partial);
+                }
+                Ok(())
+            };
+            Ok(work())
+        })??;
         Ok(y)
+    }
+
+    /// This rank's part of the outputs of some tokens, with the bits that it has if `tokens` tokens are evaluated at once.
+    fn evaluate<T: ExpertInput>(
+        &self,
+        stream: &Stream,
+        x: &Tensor<T>,
+        routing: &Routing,
+        tokens: usize,
+    ) -> Result<Tensor<T>> {
+        let operation = ops::expert_mlp(x, routing, &self.table).activation(self.activation);
+        Ok(operation.part_of(tokens).on(stream).run()?)
+    }
+
+    /// Into how many pieces so many tokens of each rank are cut.
+    fn pieces_of(&self, tokens: usize) -> usize {
+        let size = self.communicator.size();
+        // Alone there is nothing to wait for.
+        let is_worth = size > 1 && tokens.saturating_mul(size) >= MANY_TOKENS;
+        self.pieces.unwrap_or(if is_worth { PIECES } else { 1 }).clamp(1, tokens.max(1))
     }
 
     /// Tokens, heads, and experts of each.

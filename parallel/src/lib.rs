@@ -15,8 +15,10 @@ mod digest;
 pub mod error;
 pub mod experts;
 pub mod launch;
+#[cfg(feature = "measure")]
+pub mod measure;
 pub mod pipeline;
-pub mod split;
+pub mod ranges;
 pub mod tensor;
 
 pub use communicator::{Communicator, NcclOptions, Reduction, nccl_version};

@@ -102,6 +102,10 @@ pub(crate) trait Backend: Send + Sync {
     fn point_to_point(&self, transfers: PointToPoint<'_>, stream: &Stream) -> Result<()>;
     fn barrier(&self, call: Call, stream: &Stream) -> Result<()>;
     fn synchronize(&self, stream: &Stream) -> Result<()>;
+    /// How many multiprocessors its kernels need beside those of products.
+    fn multiprocessors(&self) -> u32 {
+        0
+    }
     /// NCCL's handle.
     fn nccl_handle(&self) -> Option<*mut c_void> {
         None

@@ -48,6 +48,8 @@ pub(crate) enum Operation {
     Barrier,
     /// Bytes of any number from each rank to all, for what this crate has to agree on.
     Agreement,
+    /// No call: the group's end on a rank, which has made so many collectives as the number says, and done its part of all.
+    End,
 }
 
 /// A call of a rank.
@@ -91,6 +93,7 @@ impl Call {
             Operation::PointToPoint => (6, 0),
             Operation::Barrier => (7, 0),
             Operation::Agreement => (8, 0),
+            Operation::End => (9, 0),
         };
         let dtype = DTYPES.iter().position(|&dtype| dtype == self.dtype).unwrap_or(DTYPES.len());
         let mut bytes = [0; Self::BYTES];
@@ -118,6 +121,7 @@ impl Call {
             6 => Operation::PointToPoint,
             7 => Operation::Barrier,
             8 => Operation::Agreement,
+            9 => Operation::End,
             _ => return None,
         };
         let dtype = *DTYPES.get(usize::from(bytes[1]))?;
@@ -145,6 +149,7 @@ impl fmt::Display for Call {
             Operation::PointToPoint => return write!(formatter, "send or recv of {count} {dtype}"),
             Operation::Barrier => formatter.write_str("barrier")?,
             Operation::Agreement => formatter.write_str("an agreement")?,
+            Operation::End => formatter.write_str("the end")?,
         }
         write!(formatter, " as call {number}")
     }
@@ -166,6 +171,7 @@ mod tests {
             Operation::PointToPoint,
             Operation::Barrier,
             Operation::Agreement,
+            Operation::End,
         ];
         for (number, operation) in operations.into_iter().enumerate() {
             for dtype in DTYPES {
@@ -179,7 +185,7 @@ mod tests {
     fn bytes_that_are_no_call_are_refused() {
         let bytes = Call { group: 0, number: 0, operation: Operation::AllGather, dtype: DTYPES[0], count: 1 }
             .encode();
-        for (at, value) in [(0, 9), (1, 10)] {
+        for (at, value) in [(0, 10), (1, 10)] {
             let mut bytes = bytes;
             bytes[at] = value;
             assert_eq!(Call::decode(&bytes), None);

@@ -16,7 +16,7 @@ use super::inbox::{Inbox, Message};
 use super::reduce::reduce;
 use crate::digest::digest;
 use crate::error::{Error, Failure, Result};
-use crate::split::even_range;
+use crate::ranges::even_range;
 
 /// Brings messages to other ranks, whose inboxes take them.
 pub(crate) trait Carrier: Send + Sync {
@@ -94,6 +94,16 @@ impl HostRank {
         let failure = self.inbox.fail(failure);
         self.carrier.fail(&failure);
         failure.into()
+    }
+
+    /// Tells the others that this rank has done its part of the first `number` collectives of a group. It makes no more calls
+    /// there.
+    pub(crate) fn tell_end(&self, group: u64, number: u64) {
+        let call = Call { group, number, operation: Operation::End, dtype: DType::U8, count: 0 };
+        for to in self.others() {
+            // Who is gone need not know.
+            let _ = self.carrier.send(self.members[to], &Message { call, bytes: Arc::default() });
+        }
     }
 
     fn send(&self, to: usize, message: &Message) -> Result<()> {

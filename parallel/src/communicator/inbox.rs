@@ -33,6 +33,8 @@ impl Lane {
 #[derive(Debug, Default)]
 struct Peer {
     lanes: HashMap<Lane, VecDeque<Message>>,
+    /// The groups that it has ended, each with the number of its collectives.
+    ended: HashMap<u64, u64>,
     /// How it went, if it is gone.
     gone: Option<String>,
 }
@@ -58,8 +60,14 @@ impl Inbox {
     }
 
     pub(crate) fn put(&self, from: usize, message: Message) {
-        let lane = Lane::of(&message.call);
-        self.state.lock().peers[from].lanes.entry(lane).or_default().push_back(message);
+        let Message { call, .. } = &message;
+        let mut state = self.state.lock();
+        let peer = &mut state.peers[from];
+        match call.operation {
+            Operation::End => drop(peer.ended.insert(call.group, call.number)),
+            _ => peer.lanes.entry(Lane::of(call)).or_default().push_back(message),
+        }
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -80,11 +88,20 @@ impl Inbox {
         self.state.lock().failure.clone()
     }
 
-    /// A rank that is gone, and how it went.
-    pub(crate) fn any_gone(&self) -> Option<(usize, String)> {
+    /// A rank that is gone and without which `call` cannot be done, or may not: how it went, and whether that is certain.
+    ///
+    /// Who has ended the call's group before has done its part of the collectives until then, and of all messages.
+    pub(crate) fn gone_before(&self, call: &Call) -> Option<(usize, String, bool)> {
         let state = self.state.lock();
         let mut peers = state.peers.iter().enumerate();
-        peers.find_map(|(rank, peer)| Some((rank, peer.gone.clone()?)))
+        peers.find_map(|(rank, peer)| {
+            let reason = peer.gone.clone()?;
+            match peer.ended.get(&call.group) {
+                None => Some((rank, reason, false)),
+                Some(_) if call.operation == Operation::PointToPoint => None,
+                Some(&count) => (call.number >= count).then_some((rank, reason, true)),
+            }
+        })
     }
 
     /// The next message of each of the ranks `from`, which all have to come within the limit.
@@ -126,5 +143,36 @@ impl Inbox {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use warpsmith::DType;
+
+    use super::{Call, Inbox, Message, Operation};
+
+    #[test]
+    fn a_rank_that_has_done_its_part_is_not_missed() {
+        let inbox = Inbox::new(0, 3);
+        let call = |operation, group, number| Call { group, number, operation, dtype: DType::F32, count: 1 };
+        let end = call(Operation::End, 7, 5);
+        inbox.put(2, Message { call: end, bytes: Arc::default() });
+        let of = |operation, group, number| inbox.gone_before(&call(operation, group, number));
+        // While it is there, nothing is certain.
+        assert_eq!(of(Operation::AllGather, 7, 5), None);
+        inbox.set_gone(2, "as a test");
+        let gone = |is_certain| Some((2, "as a test".to_owned(), is_certain));
+        assert_eq!(of(Operation::AllGather, 7, 4), None);
+        assert_eq!(of(Operation::AllGather, 7, 5), gone(true));
+        assert_eq!(of(Operation::PointToPoint, 7, 0), None);
+        // Of another group nothing is known.
+        assert_eq!(of(Operation::AllGather, 8, 0), gone(false));
+        assert_eq!(of(Operation::PointToPoint, 8, 0), gone(false));
+        // A rank that ends without a word may be missed in every call.
+        inbox.set_gone(1, "as a test");
+        assert!(of(Operation::AllGather, 7, 4).is_some_and(|(rank, _, is_certain)| rank == 1 && !is_certain));
     }
 }

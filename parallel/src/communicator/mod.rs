@@ -62,6 +62,8 @@ pub const DEFAULT_LIMIT: Duration = Duration::from_secs(300);
 pub struct Communicator {
     backend: Arc<dyn Backend>,
     stream: Option<Stream>,
+    /// Multiprocessors for its kernels beside products, where another number than the backend's is asked for.
+    multiprocessors: Option<u32>,
 }
 
 impl fmt::Debug for Communicator {
@@ -77,7 +79,7 @@ impl fmt::Debug for Communicator {
 
 impl Communicator {
     fn new(backend: impl Backend + 'static) -> Self {
-        Self { backend: Arc::new(backend), stream: None }
+        Self { backend: Arc::new(backend), stream: None, multiprocessors: None }
     }
 
     /// The ends of a group of threads, in the order of their ranks. A rank waits for the others for at most `limit`.
@@ -159,7 +161,34 @@ impl Communicator {
     /// The same end, whose work on a GPU runs on `stream`.
     #[must_use]
     pub fn on(&self, stream: &Stream) -> Self {
-        Self { backend: self.backend.clone(), stream: Some(stream.clone()) }
+        Self { stream: Some(stream.clone()), ..self.clone() }
+    }
+
+    /// The same end, for whose kernels work [beside](Self::beside) them leaves so many multiprocessors, instead of what
+    /// [`NcclOptions::with_multiprocessors`] says.
+    #[must_use]
+    pub fn with_multiprocessors(&self, multiprocessors: impl Into<Option<u32>>) -> Self {
+        Self { multiprocessors: multiprocessors.into(), ..self.clone() }
+    }
+
+    /// How many multiprocessors work [beside](Self::beside) this end's calls leaves to their kernels. None over host memory,
+    /// which has no kernels, unless it is [asked for](Self::with_multiprocessors).
+    #[must_use]
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors.unwrap_or_else(|| self.backend.multiprocessors())
+    }
+
+    /// A stream for work while calls of this end are under way on another: the same stream, whose persistent kernels leave
+    /// [so many](Self::multiprocessors) multiprocessors to the calls' kernels. Results have the same bits.
+    ///
+    /// Without that the kernels of a call wait for the end of a product, or a product's last blocks for the end of a call.
+    #[must_use]
+    pub fn beside(&self, stream: &Stream) -> Stream {
+        match self.multiprocessors() {
+            _ if self.size() == 1 => stream.clone(),
+            0 => stream.clone(),
+            own => stream.with_multiprocessors(stream.multiprocessors().saturating_sub(own)),
+        }
     }
 
     /// NCCL's handle (`ncclComm_t`) of a communicator that [`nccl`](Self::nccl) made and that has not failed, for libraries

@@ -4,7 +4,7 @@
 //! A connection that ends without a farewell is that of a process that has ended.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -140,9 +140,8 @@ fn read_frame(stream: &mut TcpStream) -> std::io::Result<Frame> {
 pub(crate) fn connect(launch: &Launch, limit: Duration) -> Result<HostRank> {
     let deadline = Instant::now() + limit;
     let (rank, size) = (launch.rank, launch.size);
-    let listener = TcpListener::bind(("0.0.0.0", 0)).map_err(io("listening on", "any port"))?;
+    let (listener, addresses) = rendezvous::meet(launch, limit)?;
     let port = listener.local_addr().map_err(io("listening on", "any port"))?.port();
-    let addresses = rendezvous::meet(launch, port, limit)?;
     let mut streams: Vec<Option<TcpStream>> = (0..size).map(|_| None).collect();
     // Each pair has one connection, which the higher rank makes.
     for (to, address) in addresses.iter().enumerate().take(rank) {

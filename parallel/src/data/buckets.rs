@@ -126,6 +126,23 @@ impl Gradients {
         &self.stream
     }
 
+    /// `stream` for the next part of a backward pass: while an average is under way, products on it leave multiprocessors to
+    /// that, as [`Communicator::beside`] says.
+    ///
+    /// ```no_run
+    /// # fn backward(gradients: &warpsmith_parallel::data::Gradients, device: &warpsmith::Device) {
+    /// let stream = gradients.beside(&device.default_stream());
+    /// stream.as_default(|| { /* the backward pass of a layer */ });
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn beside(&self, stream: &Stream) -> Stream {
+        match self.next {
+            0 => stream.clone(),
+            _ => self.communicator.beside(stream),
+        }
+    }
+
     /// How many gradients there are.
     #[must_use]
     pub fn count(&self) -> usize {

@@ -13,7 +13,7 @@ use super::layout::{ALIGNMENT, Packed, as_rows};
 use crate::checkpoint::{Checkpoint, Part, Saved};
 use crate::communicator::{Communicator, Reduction};
 use crate::error::{Result, argument};
-use crate::split::block_len;
+use crate::ranges::block_len;
 
 const OPERATION: &str = "Sharded";
 
@@ -169,6 +169,13 @@ impl<T: ElementwiseElement> Sharded<T> {
         }
         let unit = self.unit(unit)?;
         unit.whole.as_ref().map_or_else(|| Ok(Vec::new()), |whole| unit.packed.views(whole))
+    }
+
+    /// `stream` for passes over units: while other units are gathered and gradients averaged, products on it leave
+    /// multiprocessors to that, as [`Communicator::beside`] says.
+    #[must_use]
+    pub fn beside(&self, stream: &Stream) -> Stream {
+        self.communicator.beside(stream)
     }
 
     fn gather(&mut self, unit: usize) -> Result<()> {

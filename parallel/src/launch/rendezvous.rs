@@ -1,10 +1,12 @@
 //! How processes find each other: each tells rank 0 where it listens, and gets the addresses of all.
 //!
+//! A rank listens by the protocol that it has reached rank 0 by, IPv4 or IPv6, and rank 0 by that of the address that it is given.
+//!
 //! Rank 0 answers only when all have come, when two of them do not fit together, or when its time is over. So every rank gets
 //! the same answer.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -68,27 +70,28 @@ struct Guest {
     address: IpAddr,
 }
 
-/// Where each rank listens, given where this one does.
-pub(crate) fn meet(launch: &Launch, port: u16, limit: Duration) -> Result<Vec<String>> {
+/// Where this rank listens, and where each rank does.
+pub(crate) fn meet(launch: &Launch, limit: Duration) -> Result<(TcpListener, Vec<String>)> {
     match launch.rank {
-        0 => receive_all(launch, port, limit),
-        _ => visit(launch, port, limit),
+        0 => receive_all(launch, limit),
+        _ => visit(launch, limit),
     }
 }
 
-fn receive_all(launch: &Launch, port: u16, limit: Duration) -> Result<Vec<String>> {
+fn receive_all(launch: &Launch, limit: Duration) -> Result<(TcpListener, Vec<String>)> {
     let deadline = Instant::now() + limit;
     let (listener, address, file) = match &launch.meeting {
         Meeting::Address(address) => (listen(address)?, address.clone(), None),
         Meeting::File(path) => {
-            let listener = listen("0.0.0.0:0")?;
-            let own = listener.local_addr().map_err(io("listening on", "any port"))?.port();
-            let address = SocketAddr::new(own_address(), own).to_string();
+            let own = own_address();
+            let listener = listen_like(own, 0)?;
+            let address = SocketAddr::new(own, port_of(&listener)?).to_string();
             write_whole(path, address.as_bytes())?;
             (listener, address, Some(path))
         }
     };
-    let (answer, guests) = assemble(launch, port, &listener, deadline)?;
+    let of_rank = listen_like(listener.local_addr().map_err(io("listening on", &address))?.ip(), 0)?;
+    let (answer, guests) = assemble(launch, &of_rank, &listener, deadline)?;
     let bytes = serde_json::to_vec(&answer).unwrap_or_default();
     for mut guest in guests {
         // Who has gone meanwhile is missed later.
@@ -99,13 +102,13 @@ fn receive_all(launch: &Launch, port: u16, limit: Duration) -> Result<Vec<String
         let _ = std::fs::remove_file(path);
     }
     let addresses = answer.into_addresses(launch, &address, limit)?;
-    Ok(addresses.into_iter().map(|(ip, port)| SocketAddr::new(ip, port).to_string()).collect())
+    Ok((of_rank, addresses.into_iter().map(|(ip, port)| SocketAddr::new(ip, port).to_string()).collect()))
 }
 
 /// Waits for all ranks, and says what came of it.
 fn assemble(
     launch: &Launch,
-    port: u16,
+    of_rank: &TcpListener,
     listener: &TcpListener,
     deadline: Instant,
 ) -> Result<(Answer, Vec<Guest>)> {
@@ -129,7 +132,10 @@ fn assemble(
         }
     }
     guests.sort_by_key(|guest| guest.rank);
-    let own = (IpAddr::from([127, 0, 0, 1]), port);
+    let own = (
+        loopback_like(of_rank.local_addr().map_err(io("listening on", "any port"))?.ip()),
+        port_of(of_rank)?,
+    );
     let all = std::iter::once(own).chain(guests.iter().map(|guest| (guest.address, guest.port)));
     Ok((Answer::All(all.collect()), guests))
 }
@@ -147,26 +153,27 @@ fn greet(mut stream: TcpStream, address: SocketAddr) -> Option<Guest> {
     if rank >= size {
         return None;
     }
-    Some(Guest { rank, size, port: u16::try_from(word(24)?).ok()?, stream, address: address.ip() })
+    Some(Guest {
+        rank,
+        size,
+        port: u16::try_from(word(24)?).ok()?,
+        stream,
+        address: address.ip().to_canonical(),
+    })
 }
 
-fn visit(launch: &Launch, port: u16, limit: Duration) -> Result<Vec<String>> {
+fn visit(launch: &Launch, limit: Duration) -> Result<(TcpListener, Vec<String>)> {
     let deadline = Instant::now() + limit;
-    let mut hello = [0; HELLO];
-    hello[..8].copy_from_slice(&GREETING);
-    for (at, word) in [(8, launch.rank as u64), (16, launch.size as u64), (24, u64::from(port))] {
-        hello[at..at + 8].copy_from_slice(&word.to_le_bytes());
-    }
     loop {
         // The file may be of an earlier run, and the port that of another program.
         if let Some(address) = address_of(&launch.meeting)
-            && let Ok((answer, host)) = ask(&address, &hello, limit)
+            && let Ok((answer, host, listener)) = ask(&address, launch, limit)
         {
             let addresses = answer.into_addresses(launch, &address, limit)?;
             // What is local to rank 0 is reached as rank 0 was.
             let reached = |ip: IpAddr| if ip.is_loopback() { host } else { ip };
             let all = addresses.into_iter().map(|(ip, port)| SocketAddr::new(reached(ip), port).to_string());
-            return Ok(all.collect());
+            return Ok((listener, all.collect()));
         }
         if Instant::now() >= deadline {
             let address = match &launch.meeting {
@@ -186,10 +193,17 @@ fn address_of(meeting: &Meeting) -> Option<String> {
     }
 }
 
-/// What rank 0 answers, and at which address it was reached.
-fn ask(address: &str, hello: &[u8], limit: Duration) -> std::io::Result<(Answer, IpAddr)> {
+/// What rank 0 answers, at which address it was reached, and where this rank listens, which rank 0 is told.
+fn ask(address: &str, launch: &Launch, limit: Duration) -> std::io::Result<(Answer, IpAddr, TcpListener)> {
     let mut stream = connect_once(address)?;
-    stream.write_all(hello)?;
+    let listener = TcpListener::bind((any_like(stream.local_addr()?.ip()), 0))?;
+    let port = listener.local_addr()?.port();
+    let mut hello = [0; HELLO];
+    hello[..8].copy_from_slice(&GREETING);
+    for (at, word) in [(8, launch.rank as u64), (16, launch.size as u64), (24, u64::from(port))] {
+        hello[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    }
+    stream.write_all(&hello)?;
     stream.set_read_timeout(Some(limit + GRACE))?;
     let mut length = [0; 8];
     stream.read_exact(&mut length)?;
@@ -197,7 +211,7 @@ fn ask(address: &str, hello: &[u8], limit: Duration) -> std::io::Result<(Answer,
     let host = stream.peer_addr()?.ip();
     let mut bytes = Vec::new();
     stream.take(length).read_to_end(&mut bytes)?;
-    Ok((serde_json::from_slice(&bytes).map_err(std::io::Error::other)?, host))
+    Ok((serde_json::from_slice(&bytes).map_err(std::io::Error::other)?, host, listener))
 }
 
 fn connect_once(address: &str) -> std::io::Result<TcpStream> {
@@ -248,18 +262,55 @@ fn listen(address: &str) -> Result<TcpListener> {
     // The port counts: the address may be one by which others reach this host.
     let port = address.rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
     let Some(port) = port else {
-        return Err(crate::error::argument("rendezvous", "address", "`host:port`", format!("`{address}`")));
+        let expected = "`host:port`, with brackets round a host that is an IPv6 address";
+        return Err(crate::error::argument("rendezvous", "address", expected, format!("`{address}`")));
     };
-    TcpListener::bind(("0.0.0.0", port)).map_err(io("listening on", address))
+    // A host that has addresses of both kinds is reached by IPv4; one that is not known here, too.
+    let mut known = address.to_socket_addrs().into_iter().flatten().map(|address| address.ip());
+    let first = known.next();
+    let ip = match first {
+        Some(ip) if ip.is_ipv6() => known.find(IpAddr::is_ipv4).unwrap_or(ip),
+        _ => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    };
+    listen_like(ip, port)
+}
+
+/// A listener at all addresses of this host that are of the kind of this one.
+fn listen_like(ip: IpAddr, port: u16) -> Result<TcpListener> {
+    let all = SocketAddr::new(any_like(ip), port);
+    TcpListener::bind(all).map_err(io("listening on", all))
+}
+
+fn port_of(listener: &TcpListener) -> Result<u16> {
+    Ok(listener.local_addr().map_err(io("listening on", "any port"))?.port())
+}
+
+/// The address that stands for all of a host's of this kind.
+fn any_like(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+/// A host's address for itself, of this kind.
+fn loopback_like(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    }
 }
 
 /// The address of this host by which it would reach others; nothing is sent.
 fn own_address() -> IpAddr {
-    let found = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
-        socket.connect("192.0.2.1:9")?;
-        socket.local_addr()
-    });
-    found.map_or(IpAddr::from([127, 0, 0, 1]), |address| address.ip())
+    // Addresses of documentation, which no host has.
+    let found =
+        [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")].into_iter().find_map(|(any, other)| {
+            let socket = UdpSocket::bind(any).ok()?;
+            socket.connect(other).ok()?;
+            socket.local_addr().ok()
+        });
+    found.map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip())
 }
 
 /// Writes a file so that others see all of it or nothing.

@@ -1,5 +1,7 @@
 //! What launchers say in the environment.
 
+use std::net::Ipv6Addr;
+
 use super::{Launch, Meeting};
 use crate::error::{Error, Result};
 
@@ -42,6 +44,7 @@ pub(super) fn launch(variable: Variable<'_>) -> Result<Launch> {
     // `torchrun` listens at its port itself then.
     let has_agent = variable("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True");
     let port = port.wrapping_add(u16::from(has_agent));
+    let host = if host.parse::<Ipv6Addr>().is_ok() { format!("[{host}]") } else { host };
     Ok(Launch { rank, size, local_rank, meeting: Meeting::Address(format!("{host}:{port}")) })
 }
 
@@ -108,6 +111,9 @@ mod tests {
             ("MASTER_PORT", "1234"),
         ];
         expect(&torch, [5, 8, 1], "node:1234");
+        let by_ipv6 =
+            torch.map(|(name, value)| (name, if name == "MASTER_ADDR" { "fd00::7" } else { value }));
+        expect(&by_ipv6, [5, 8, 1], "[fd00::7]:1234");
         let mut agent = torch.to_vec();
         agent.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
         expect(&agent, [5, 8, 1], "node:1235");

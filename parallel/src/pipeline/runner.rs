@@ -1,5 +1,8 @@
 //! Doing what a schedule says, with the stages before and after on other ranks.
 
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 use warpsmith::{Device, Element, Stream, StreamPriority, Tensor};
 
 use super::schedule::{Action, Place, Schedule};
@@ -39,12 +42,36 @@ pub trait Stage<T: Element> {
     fn backward_weight(&mut self, place: Place) -> Result<()>;
 }
 
-/// A communicator and the stream that its work runs on.
+/// A communicator and the streams that its work and its tensors have.
 #[derive(Clone, Debug)]
 struct Link {
     communicator: Communicator,
-    stream: Stream,
+    homes: Arc<Homes>,
 }
+
+/// The home streams of tensors on their way, in turn. Work on a tensor is ordered with its home stream alone. So passes do not
+/// wait for transfers of other tensors, nor transfers for passes over these, until a home comes round again.
+#[derive(Debug)]
+struct Homes {
+    device: Device,
+    most: usize,
+    /// Those that there are: a link that nothing goes over has none. And how many tensors have had one.
+    streams: Mutex<(Vec<Stream>, usize)>,
+}
+
+impl Homes {
+    fn next(&self) -> Result<Stream> {
+        let (streams, count) = &mut *self.streams.lock();
+        if streams.len() < self.most {
+            streams.push(self.device.new_stream()?);
+        }
+        *count += 1;
+        Ok(streams[(*count - 1) % streams.len()].clone())
+    }
+}
+
+/// Home streams of a link at most: a GPU has few queues for streams.
+const MOST_HOMES: usize = 8;
 
 /// How many links there are in one direction: those from even and from odd stages, and the one from the last to the first.
 const LINKS: usize = 3;
@@ -82,10 +109,21 @@ impl Links {
         let mut link = || -> Result<Link> {
             // What other stages wait for comes before this stage's own work.
             let stream = device.new_stream_with_priority(StreamPriority::High)?;
-            Ok(Link { communicator: communicator()?.on(&stream), stream })
+            let communicator = communicator()?.on(&stream);
+            // A stage keeps fewer microbatches than twice as many as there are stages. With as many homes, passes over the last
+            // tensor that had one are over when it comes round, and its transfer too.
+            let most = (2 * communicator.size()).clamp(2, MOST_HOMES);
+            let homes = Homes { device: device.clone(), most, streams: Mutex::default() };
+            Ok(Link { communicator, homes: homes.into() })
         };
         let mut three = || -> Result<[Link; LINKS]> { Ok([link()?, link()?, link()?]) };
         Ok(Self { activations: three()?, gradients: three()? })
+    }
+
+    /// The calling thread's default stream, whose products leave multiprocessors to transfers.
+    fn beside_transfers(&self) -> Stream {
+        let link = &self.activations[0];
+        link.communicator.beside(&link.homes.device.default_stream())
     }
 
     /// The number of this rank's stage, and of all stages.
@@ -101,15 +139,16 @@ fn link_from(stage: usize, is_last: bool) -> usize {
 }
 
 impl Link {
-    /// Sends a copy, so that later work on the tensor need not wait until the other stage takes it.
+    /// Sends a copy, so that later work on the tensor need not wait until the other stage takes it. The copy has a home of its
+    /// own: it does not wait for the copies that are sent before.
     fn send<T: Element>(&self, tensor: &Tensor<T>, to: usize) -> Result<()> {
-        let mut copy = Tensor::uninit_on(&self.stream, tensor.shape())?;
+        let mut copy = Tensor::uninit_on(&self.homes.next()?, tensor.shape())?;
         copy.copy_from(tensor)?;
         self.communicator.send(&copy, to)
     }
 
     fn receive<T: Element>(&self, shape: Vec<usize>, from: usize) -> Result<Tensor<T>> {
-        let mut tensor = Tensor::uninit_on(&self.stream, shape)?;
+        let mut tensor = Tensor::uninit_on(&self.homes.next()?, shape)?;
         self.communicator.recv(&mut tensor, from)?;
         Ok(tensor)
     }
@@ -197,18 +236,22 @@ pub fn run<T: Element>(
         return Err(argument("pipeline::run", "schedule", expected, schedule.chunks()));
     }
     let ring = Ring { links, stage: rank, stages, chunks: schedule.chunks() };
-    for action in schedule.actions([rank, stages], microbatches)? {
-        match action {
-            Action::Forward(place) => ring.forward(place, stage)?,
-            Action::Backward(place) => {
-                ring.backward_input(place, stage)?;
-                stage.backward_weight(place)?;
+    let actions = schedule.actions([rank, stages], microbatches)?;
+    // Transfers are under way beside all passes.
+    links.beside_transfers().as_default(|| {
+        for action in actions {
+            match action {
+                Action::Forward(place) => ring.forward(place, stage)?,
+                Action::Backward(place) => {
+                    ring.backward_input(place, stage)?;
+                    stage.backward_weight(place)?;
+                }
+                Action::BackwardInput(place) => ring.backward_input(place, stage)?,
+                Action::BackwardWeight(place) => stage.backward_weight(place)?,
             }
-            Action::BackwardInput(place) => ring.backward_input(place, stage)?,
-            Action::BackwardWeight(place) => stage.backward_weight(place)?,
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 fn expect_shape<T: Element>(operand: &'static str, tensor: &Tensor<T>, shape: &[usize]) -> Result<()> {

@@ -310,6 +310,34 @@ mod tests {
     }
 
     #[test]
+    fn results_of_all_chunks_of_a_stage_share_its_link() {
+        let of_chunk = |chunk| (0..3).map(move |microbatch| Action::Forward(Place { microbatch, chunk }));
+        let of_stage: Vec<_> = (0..2).flat_map(of_chunk).collect();
+        let actions = [of_stage.clone(), of_stage];
+        let found = simulate(&actions, 2, Costs { send: 5, ..Costs::default() }).expect("it can be done");
+        // Stage 0 sends its first chunk's results until 6, 11 and 16, stage 1 sends its own until 12, 17 and 22. The second chunk's first
+        // result is there at 13, and waits for the link until 16: the three of them arrive at 21, 26 and 31.
+        assert_eq!(found.duration, 31 + 1);
+    }
+
+    #[test]
+    fn interleaved_stages_take_as_long_as_their_busiest_link() {
+        for stages in 2..=6 {
+            for chunks in 1..=3 {
+                for microbatches in (stages..=24).step_by(stages) {
+                    let send = 1000;
+                    let costs = transfers_of(send);
+                    let found =
+                        simulated_with(Schedule::Interleaved { chunks }, [stages, microbatches], costs);
+                    // All stages but the last one send each chunk's results, one after the other.
+                    let busiest = (microbatches * chunks) as u64 * send;
+                    assert!(found.duration >= costs.forward + busiest, "{stages} {chunks} {microbatches}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn no_schedule_stops_where_sending_and_passes_take_any_time() {
         for costs in [[1, 2, 1, 3], [5, 1, 7, 2], [1, 1, 1, 50]] {
             let [forward, backward_input, backward_weight, send] = costs;

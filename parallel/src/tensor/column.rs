@@ -11,7 +11,7 @@ use super::sequence::{gathered, padded_rows, scattered_sum};
 use super::{PIECES, SplitGradients, TensorParallelElement, matrix, sides, sum_in_pieces};
 use crate::communicator::Communicator;
 use crate::error::Result;
-use crate::split::even_range;
+use crate::ranges::even_range;
 
 const OPERATION: &str = "ColumnLinear";
 
@@ -27,8 +27,8 @@ const OPERATION: &str = "ColumnLinear";
 ///     let of = |numbers: &[f32], shape| Tensor::from_slice(&Device::cpu(), numbers, shape);
 ///     let up = of(&[1.0, 0.0, 0.0, 1.0, 1.0, -1.0], [3, 2])?;
 ///     let down = of(&[1.0, 2.0, 3.0], [1, 3])?;
-///     let up = ColumnLinear::split(&communicator, &up, None, Activation::Relu)?;
-///     let down = RowLinear::split(&communicator, &down, None)?;
+///     let up = ColumnLinear::shard(&communicator, &up, None, Activation::Relu)?;
+///     let down = RowLinear::shard(&communicator, &down, None)?;
 ///     let x = of(&[5.0, 7.0], [1, 2])?;
 ///     Ok(down.forward(&up.forward(&x)?)?.to_vec()?)
 /// })?;
@@ -50,7 +50,7 @@ impl<T: TensorParallelElement> ColumnLinear<T> {
     /// # Errors
     ///
     /// As [`Linear::new`].
-    pub fn split(
+    pub fn shard(
         communicator: &Communicator,
         weight: &Tensor<T>,
         bias: Option<&Tensor<T>>,

@@ -4,7 +4,7 @@
 //! takes these, and sums over the ranks. One after the other they need one sum forwards and one backwards.
 //!
 //! Between such pairs rows may be split too, which is called sequence parallelism: rank r has
-//! [`block_range`](crate::split::block_range) of the rows, a column layer gathers them, and a row layer scatters its sum.
+//! [`block_range`](crate::ranges::block_range) of the rows, a column layer gathers them, and a row layer scatters its sum.
 
 mod column;
 mod row;
@@ -17,11 +17,11 @@ use std::ops::Range;
 
 use warpsmith::layers::Linear;
 use warpsmith::ops::linear::{LinearGradientElement, LinearInput};
-use warpsmith::{Stream, Tensor};
+use warpsmith::{Stream, StreamPriority, Tensor};
 
 use crate::communicator::{Communicator, Reduction};
 use crate::error::{Result, argument};
-use crate::split::even_range;
+use crate::ranges::even_range;
 
 /// An element type of layers that are split: f16, bf16 or f32.
 pub trait TensorParallelElement: LinearInput + LinearGradientElement {}
@@ -78,7 +78,7 @@ fn matrix<T: TensorParallelElement>(
 }
 
 /// Makes a matrix in pieces of its rows with `compute`, and sums each over the ranks on another stream while the next one is
-/// made. The last sum runs beside what `meanwhile` enqueues.
+/// made. The last sum runs beside what `meanwhile` enqueues. What runs beside a sum leaves multiprocessors to it.
 fn sum_in_pieces<T: TensorParallelElement>(
     communicator: &Communicator,
     y: &Tensor<T>,
@@ -89,16 +89,21 @@ fn sum_in_pieces<T: TensorParallelElement>(
     let rows = y.shape()[0];
     let pieces = pieces.clamp(1, rows.max(1));
     let stream = y.home_stream();
-    stream.beside(&[y], |branch| {
+    let beside_sums = communicator.beside(&y.device().default_stream());
+    stream.beside_with_priority(StreamPriority::High, &[y], |branch| {
         let communicator = communicator.on(branch);
         let mut sum = |piece: usize| -> Result<()> {
             let range = even_range(rows, pieces, piece);
             let mut part = y.slice(0, range.clone())?;
-            compute(range, &mut part)?;
+            match piece {
+                // Nothing is summed yet.
+                0 => compute(range, &mut part)?,
+                _ => beside_sums.as_default(|| compute(range, &mut part))?,
+            }
             follow(branch, &stream)?;
             communicator.all_reduce(&mut part, Reduction::Sum)
         };
-        Ok((0..pieces).try_for_each(&mut sum).and_then(|()| meanwhile()))
+        Ok((0..pieces).try_for_each(&mut sum).and_then(|()| beside_sums.as_default(meanwhile)))
     })?
 }
 

@@ -11,7 +11,7 @@ use super::sequence::{gathered, padded_rows, scattered_sum};
 use super::{PIECES, SplitGradients, TensorParallelElement, matrix, sides, sum_in_pieces};
 use crate::communicator::Communicator;
 use crate::error::Result;
-use crate::split::even_range;
+use crate::ranges::even_range;
 
 const OPERATION: &str = "RowLinear";
 
@@ -33,7 +33,7 @@ impl<T: TensorParallelElement> RowLinear<T> {
     /// # Errors
     ///
     /// As [`Linear::new`].
-    pub fn split(communicator: &Communicator, weight: &Tensor<T>, bias: Option<&Tensor<T>>) -> Result<Self> {
+    pub fn shard(communicator: &Communicator, weight: &Tensor<T>, bias: Option<&Tensor<T>>) -> Result<Self> {
         let [_, columns] = sides(OPERATION, weight)?;
         let range = even_range(columns, communicator.size(), communicator.rank());
         let weight = weight.slice(1, range.clone())?.deep_clone()?;

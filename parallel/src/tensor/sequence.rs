@@ -1,11 +1,11 @@
 //! Rows that are split between layers: gathered before one, scattered after.
 
-use warpsmith::{Device, Tensor};
+use warpsmith::{Device, StreamPriority, Tensor};
 
 use super::{TensorParallelElement, follow};
 use crate::communicator::{Communicator, Reduction};
 use crate::error::{Result, argument};
-use crate::split::{block_len, block_range};
+use crate::ranges::{block_len, block_range};
 
 /// A matrix of as many rows as the blocks of all ranks have together: at least `shape` has. The rows beyond are zeros, so that
 /// sums over them are numbers.
@@ -58,10 +58,11 @@ pub(super) fn scattered_sum<T: TensorParallelElement>(
     let mut block = Tensor::uninit(whole.device(), [block_len(rows, size), whole.shape()[1]])?;
     let stream = whole.home_stream();
     let own = block_range(rows, size, rank).len();
-    stream.beside(&[whole, &block.clone()], |branch| {
+    stream.beside_with_priority(StreamPriority::High, &[whole, &block.clone()], |branch| {
         let scattered = follow(branch, &stream)
             .and_then(|()| communicator.on(branch).reduce_scatter(whole, &mut block, Reduction::Sum));
-        Ok(scattered.and_then(|()| meanwhile()))
+        let beside_sum = communicator.beside(&whole.device().default_stream());
+        Ok(scattered.and_then(|()| beside_sum.as_default(meanwhile)))
     })??;
     Ok(block.slice(0, 0..own)?)
 }

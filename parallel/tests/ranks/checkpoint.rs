@@ -7,7 +7,7 @@ use warpsmith::optim::{AdamW, AdamWOptions};
 use warpsmith::{Device, Tensor};
 use warpsmith_parallel::checkpoint::{Checkpoint, Part, Saved};
 use warpsmith_parallel::data::{Pass, Sharded};
-use warpsmith_parallel::split::{block_range, even_range};
+use warpsmith_parallel::ranges::{block_range, even_range};
 use warpsmith_parallel::{Communicator, Error, Failure, Result, launch};
 
 use crate::support::{LIMIT, Random, vector};

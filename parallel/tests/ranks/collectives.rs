@@ -1,12 +1,14 @@
 //! Each collective gives what it says, on one to eight ranks, for sizes that do not divide, in every type.
 
+use std::net::TcpListener;
+
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use warpsmith::{Device, Element, Tensor};
-use warpsmith_parallel::launch;
+use warpsmith_parallel::launch::{self, Meeting};
 use warpsmith_parallel::{Reduction, Result};
 
-use crate::support::{LIMIT, Random, on_both, vector};
+use crate::support::{LIMIT, Random, met, on_both, vector};
 
 const SIZES: [usize; 5] = [0, 1, 7, 64, 131];
 
@@ -230,4 +232,47 @@ fn groups_of_ranks_work_beside_each_other() {
             assert_eq!(other as usize, (rank + 3) % 6);
         }
     }
+}
+
+#[test]
+fn ranks_meet_by_ipv6_too() {
+    let Ok(listener) = TcpListener::bind("[::1]:0") else {
+        eprintln!("this host has no IPv6");
+        return;
+    };
+    let port = listener.local_addr().expect("it has an address").port();
+    drop(listener);
+    let sums = met(Meeting::Address(format!("[::1]:{port}")), 3, LIMIT, |communicator| {
+        let mut tensor = vector(&[communicator.rank() as f32 + 1.0]);
+        communicator.all_reduce(&mut tensor, Reduction::Sum)?;
+        Ok(tensor.to_vec()?)
+    });
+    for sum in sums {
+        assert_eq!(sum.expect("all ranks come"), [6.0]);
+    }
+}
+
+#[test]
+fn work_beside_calls_leaves_as_many_multiprocessors_as_are_asked_for() -> Result<()> {
+    let device = Device::emulator();
+    let all = device.properties().multiprocessors;
+    launch::threads_within(LIMIT, 2, |communicator| {
+        let stream = device.default_stream();
+        let found = |own: Option<u32>| {
+            let communicator = communicator.with_multiprocessors(own);
+            (communicator.multiprocessors(), communicator.beside(&stream).multiprocessors())
+        };
+        // Host memory has no kernels.
+        assert_eq!(found(None), (0, all));
+        assert_eq!([found(Some(0)), found(Some(7)), found(Some(all))], [(0, all), (7, all - 7), (all, 1)]);
+        let beside_both = communicator.with_multiprocessors(3).beside(&stream.with_multiprocessors(20));
+        assert_eq!(beside_both.multiprocessors(), 17);
+        Ok(())
+    })?;
+    launch::threads_within(LIMIT, 1, |communicator| {
+        let beside = communicator.with_multiprocessors(7).beside(&device.default_stream());
+        assert_eq!(beside.multiprocessors(), all, "nothing is sent");
+        Ok(())
+    })
+    .map(drop)
 }

@@ -158,6 +158,34 @@ fn outputs_are_within_the_bound_of_one_table() -> Result<()> {
 }
 
 #[test]
+fn pieces_have_the_bits_of_all_tokens_at_once() -> Result<()> {
+    for (device, sizes) in [(Device::cpu as fn() -> Device, &[1, 2, 3, 8][..]), (hopper, &[2])] {
+        for &size in sizes {
+            for count in [0, 1, 5, 7] {
+                let results = launch::threads_within(LIMIT, size, |communicator| {
+                    let device = device();
+                    let layout = ExpertLayout::new(ExpertFormat::F32, D, HIDDEN, O, true)?;
+                    let (x, routing) = tokens(&device, communicator.rank(), count, 50, false)?;
+                    let mut outputs = Vec::new();
+                    for pieces in [1, 2, 3, 5, 100] {
+                        let split = SplitExperts::new(&communicator, &device, layout, 50, |ids| {
+                            Ok(vectors(ids, false, true))
+                        })?;
+                        outputs.push(split.pieces(pieces).forward(&x, &routing)?.to_vec()?);
+                    }
+                    Ok(outputs)
+                })?;
+                for outputs in results {
+                    assert_eq!(outputs[0].len(), count * O);
+                    assert!(outputs.iter().all(|output| *output == outputs[0]), "{count} tokens on {size}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn operands_that_do_not_fit_are_refused() -> Result<()> {
     let results = launch::all_threads(LIMIT, 1, |communicator| {
         let device = Device::cpu();
@@ -201,6 +229,18 @@ fn part_of(device: &Device, layout: ExpertLayout, own: &[usize], experts: usize)
     Ok(ExpertTable::part(&rows, &slot_of)?)
 }
 
+/// A table of all experts, of which all but `own` are zeros.
+fn zeros_but(device: &Device, layout: ExpertLayout, own: &[usize], experts: usize) -> Result<ExpertTable> {
+    let mut table = ExpertTable::zeros(device, layout, experts)?;
+    for &expert in own {
+        let [u, w, v] = vectors(&[expert], true, layout.is_gated());
+        let mut bytes = vec![0; layout.row_bytes()];
+        layout.pack_rows(ExpertVectors { u: &u, w: &w, v: &v }, &mut bytes)?;
+        table.write_rows(expert, &bytes)?;
+    }
+    Ok(table)
+}
+
 #[test]
 fn parts_of_a_table_add_up_to_it_in_every_way_to_evaluate_them() -> Result<()> {
     let ways = [None, Some(ExpertBlocks::One), Some(ExpertBlocks::Cluster(2)), Some(ExpertBlocks::Sorted)];
@@ -220,8 +260,14 @@ fn parts_of_a_table_add_up_to_it_in_every_way_to_evaluate_them() -> Result<()> {
                     let placement = Placement::new(experts, size);
                     let mut sums = vec![0.0; whole.len()];
                     for rank in 0..size {
-                        let part = part_of(&device, layout, &placement.experts_of(rank), experts)?;
-                        sums.iter_mut().zip(run(&part)?).for_each(|(sum, number)| *sum += number);
+                        let own = placement.experts_of(rank);
+                        let part = run(&part_of(&device, layout, &own, experts)?)?;
+                        let expected = run(&zeros_but(&device, layout, &own, experts)?)?;
+                        assert_eq!(
+                            part, expected,
+                            "rank {rank}: {device} {format} {count} {experts} {size} {blocks:?}"
+                        );
+                        sums.iter_mut().zip(part).for_each(|(sum, number)| *sum += number);
                     }
                     assert_eq!(sums, whole, "{device} {format} {count} {experts} {size} {blocks:?}");
                 }

@@ -22,7 +22,16 @@ pub(crate) fn over_tcp<R: Send>(
     limit: Duration,
     work: impl Fn(Communicator) -> Result<R> + Sync,
 ) -> Vec<Result<R>> {
-    let meeting = Meeting::Address(format!("127.0.0.1:{}", free_port()));
+    met(Meeting::Address(format!("127.0.0.1:{}", free_port())), size, limit, work)
+}
+
+/// Calls `work` on ranks that meet like that.
+pub(crate) fn met<R: Send>(
+    meeting: Meeting,
+    size: usize,
+    limit: Duration,
+    work: impl Fn(Communicator) -> Result<R> + Sync,
+) -> Vec<Result<R>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..size)
             .map(|rank| {

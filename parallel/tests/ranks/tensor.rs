@@ -5,7 +5,7 @@ use warpsmith::layers::Linear;
 use warpsmith::ops::{self, Activation};
 use warpsmith::{Device, Tensor};
 use warpsmith_parallel::launch;
-use warpsmith_parallel::split::block_range;
+use warpsmith_parallel::ranges::block_range;
 use warpsmith_parallel::tensor::{ColumnLinear, RowLinear};
 use warpsmith_parallel::{Communicator, Result};
 
@@ -68,11 +68,11 @@ fn split(
         let device = device();
         let up_bias = bias(&device, &case.up_bias)?;
         let up =
-            ColumnLinear::split(&communicator, &case.up.tensor(&device), Some(&up_bias), Activation::Relu)?
+            ColumnLinear::shard(&communicator, &case.up.tensor(&device), Some(&up_bias), Activation::Relu)?
                 .pieces(pieces);
         let down_bias = bias(&device, &case.down_bias)?;
         let down =
-            RowLinear::split(&communicator, &case.down.tensor(&device), Some(&down_bias))?.pieces(pieces);
+            RowLinear::shard(&communicator, &case.down.tensor(&device), Some(&down_bias))?.pieces(pieces);
         let (x, dy) = (case.x.tensor(&device), case.dy.tensor(&device));
         let (y, of_up, of_down) = if is_sequence {
             let rows = block_range(case.x.rows, size, communicator.rank());
@@ -143,7 +143,7 @@ fn sums_over_ranks_are_within_the_bound_of_the_whole_layer() -> Result<()> {
     let exact = x.product(&w);
     for size in 1..=8 {
         let results = launch::threads_within(LIMIT, size, |communicator| {
-            let layer = RowLinear::split(&communicator, &w.tensor(&Device::cpu()), None)?;
+            let layer = RowLinear::shard(&communicator, &w.tensor(&Device::cpu()), None)?;
             let own = x.tensor(&Device::cpu()).slice(1, layer.range())?.contiguous()?;
             Ok(layer.forward(&own)?.to_vec()?)
         })?;
@@ -168,7 +168,7 @@ fn sixteen_bits_round_each_rank_once_and_the_sum_once() -> Result<()> {
     for size in [1, 2, 5] {
         let results = launch::threads_within(LIMIT, size, |communicator| {
             let half = |matrix: &Matrix| ops::cast::<bf16>(&matrix.tensor(&device)).run();
-            let layer = RowLinear::split(&communicator, &half(&w)?, None)?;
+            let layer = RowLinear::shard(&communicator, &half(&w)?, None)?;
             let y = layer.forward(&half(&x)?.slice(1, layer.range())?.contiguous()?)?;
             Ok(ops::cast::<f32>(&y).run()?.to_vec()?)
         })?;
@@ -191,11 +191,11 @@ fn operands_that_do_not_fit_are_refused() -> Result<()> {
     };
     let short = of(&[2]);
     let split =
-        |weight: &Tensor<f32>, bias| ColumnLinear::split(&communicator, weight, bias, Activation::None);
+        |weight: &Tensor<f32>, bias| ColumnLinear::shard(&communicator, weight, bias, Activation::None);
     expect(split(&of(&[3]), None).map(drop), "expected [out, in]");
     expect(split(&of(&[3, 2]), Some(&short)).map(drop), "bias");
-    expect(RowLinear::split(&communicator, &of(&[3, 2]), Some(&of(&[2]))).map(drop), "bias");
-    let (column, row) = (split(&of(&[3, 2]), None)?, RowLinear::split(&communicator, &of(&[3, 2]), None)?);
+    expect(RowLinear::shard(&communicator, &of(&[3, 2]), Some(&of(&[2]))).map(drop), "bias");
+    let (column, row) = (split(&of(&[3, 2]), None)?, RowLinear::shard(&communicator, &of(&[3, 2]), None)?);
     expect(column.forward(&of(&[4, 3])).map(drop), "x");
     expect(column.forward_sequence(&of(&[4, 3]), 4).map(drop), "2 columns");
     expect(column.forward_sequence(&of(&[4, 2]), 5).map(drop), "5 rows, the block of rank 0 of 5");

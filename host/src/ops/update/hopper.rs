@@ -417,6 +417,9 @@ unsafe fn launch_as<T: Element, K: Kernel<Args = Args<T>>, S: UpdateTile>(
         Some((records, counters)) => [records.arg_mut(), counters.arg_mut()],
         None => [GlobalMut::new(0); 2],
     };
+    let clusters_m = m.div_ceil(S::BLOCK_M * S::CLUSTER_M);
+    let tiles = u64::from(clusters_m * S::CLUSTER_M) * u64::from(n.div_ceil(S::BLOCK_N));
+    let choice = within_limit(stream, choice, tiles, chunks, S::CLUSTER_M);
     let exchange = Exchange { records, counters, chunks, is_own: (choice.sharing == Sharing::Own).into() };
     let params = UpdateHopperParams {
         stride_y: row_stride(y),
@@ -440,8 +443,6 @@ unsafe fn launch_as<T: Element, K: Kernel<Args = Args<T>>, S: UpdateTile>(
         params,
     );
     let kernel = device.kernel::<K>()?;
-    let clusters_m = m.div_ceil(S::BLOCK_M * S::CLUSTER_M);
-    let tiles = u64::from(clusters_m * S::CLUSTER_M) * u64::from(n.div_ceil(S::BLOCK_N));
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for. The workspace belongs to this launch, and is freed in
     // the order of its stream. The rest is the caller's promise.
     unsafe {
@@ -452,6 +453,22 @@ unsafe fn launch_as<T: Element, K: Kernel<Args = Args<T>>, S: UpdateTile>(
             }
             Sharing::Own => kernel.launch(stream, [choice.blocks, 1, 1], args),
             Sharing::Exchanged => kernel.launch_cooperative(stream, [choice.blocks, 1, 1], args),
+        }
+    }
+}
+
+/// A choice for `tiles` tiles and `chunks` chunks of the codes, on a stream that may leave multiprocessors to others, in clusters of `cluster` blocks.
+///
+/// Clusters that exchange products are as many as the rows that are worked on at the same time have chunks, at least: otherwise a cluster would wait for itself.
+fn within_limit(stream: &Stream, choice: Choice, tiles: u64, chunks: u32, cluster: u32) -> Choice {
+    let blocks = stream.persistent_blocks(choice.blocks, tiles, |multiprocessors| {
+        let clusters = (multiprocessors / cluster).max(1);
+        clusters.max(if choice.sharing == Sharing::Exchanged { chunks } else { 1 }) * cluster
+    });
+    match choice.sharing {
+        Sharing::Own => Choice { blocks, ..choice },
+        Sharing::Exchanged => {
+            Choice { blocks, height: choice.height.min(blocks / cluster / chunks.max(1)).max(1), ..choice }
         }
     }
 }

@@ -19,6 +19,7 @@ use super::Communicator;
 use super::backend::{Backend, Buffer, Gather, PointToPoint};
 use super::call::{Call, Operation, Reduction};
 use super::host::HostRank;
+use crate::digest::digest;
 use crate::error::{Error, Result, argument};
 use library::Library;
 use watch::{Comm, Watched};
@@ -32,6 +33,9 @@ const UNDEFINED: c_int = c_int::MIN;
 /// The version whose configuration `cudarc` has: 2.30. An older library reads the beginning of it.
 const CONFIG_VERSION: c_int = 23_000;
 
+/// Multiprocessors for calls beside products unless another number is asked for.
+const FREE_MULTIPROCESSORS: u32 = 16;
+
 /// How NCCL is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -42,6 +46,10 @@ pub struct NcclOptions {
     /// Thread blocks of a call's kernel at most, at least 1; NCCL's choice where it is not set. Each takes a multiprocessor that a
     /// product beside it cannot have; too few do not fill the links. All ranks give the same number.
     pub max_ctas: Option<u32>,
+    /// Multiprocessors that products [beside](Communicator::beside) calls leave to these. Where it is not set as many as
+    /// `max_ctas`, or 16 where that is not set either. With more of NCCL's thread blocks than there are free multiprocessors, the
+    /// others wait for a product.
+    pub multiprocessors: Option<u32>,
 }
 
 impl NcclOptions {
@@ -55,6 +63,17 @@ impl NcclOptions {
     #[must_use]
     pub fn with_max_ctas(self, max_ctas: impl Into<Option<u32>>) -> Self {
         Self { max_ctas: max_ctas.into(), ..self }
+    }
+
+    /// Has products beside calls leave so many multiprocessors to them; none with 0.
+    #[must_use]
+    pub fn with_multiprocessors(self, multiprocessors: impl Into<Option<u32>>) -> Self {
+        Self { multiprocessors: multiprocessors.into(), ..self }
+    }
+
+    /// What products beside calls leave.
+    fn free_multiprocessors(self) -> u32 {
+        self.multiprocessors.or(self.max_ctas).unwrap_or(FREE_MULTIPROCESSORS)
     }
 }
 
@@ -100,11 +119,13 @@ pub(crate) fn create(host: &Communicator, device: &Device, options: NcclOptions)
     let (rank, size) = (host.rank(), host.size());
     let id = introduce(agreement, library, device)?;
     let limit = agreement.limit();
+    // It is another one for each communicator, and the same on all ranks.
+    let group = digest(&id.internal.map(|byte| byte as u8));
     let comm = Comm::create(library, [rank, size], id, config(library, max_ctas), limit, &|| {
         agreement.inbox().failure()
     })
     .map_err(|failure| agreement.fail(failure))?;
-    let watched = Watched::start(comm, host.backend.clone(), device.clone(), limit)?;
+    let watched = Watched::start(comm, group, host.backend.clone(), device.clone(), limit)?;
     Ok(NcclRank { rank, size, device: device.clone(), library, options, watched, host: host.backend.clone() })
 }
 
@@ -257,6 +278,7 @@ impl NcclRank {
         stream: &Stream,
         work: impl FnOnce(&Library, &Comm, *mut c_void) -> c_int,
     ) -> Result<()> {
+        let call = &self.watched.numbered(call);
         if self.options.compares_calls && !is_between_two(call) {
             self.compare(call)?;
         }
@@ -481,6 +503,10 @@ impl Backend for NcclRank {
         self.watched.wait(stream.record()?)
     }
 
+    fn multiprocessors(&self) -> u32 {
+        self.options.free_multiprocessors()
+    }
+
     fn nccl_handle(&self) -> Option<*mut c_void> {
         self.watched.handle()
     }
@@ -528,6 +554,15 @@ mod tests {
             assert!(error.to_string().contains("expected a GPU"), "{error}");
         }
         Ok(())
+    }
+
+    #[test]
+    fn products_leave_as_many_multiprocessors_as_calls_have_thread_blocks() {
+        let options = NcclOptions::default();
+        assert_eq!(options.free_multiprocessors(), 16);
+        assert_eq!(options.with_max_ctas(8).free_multiprocessors(), 8);
+        assert_eq!(options.with_max_ctas(8).with_multiprocessors(0).free_multiprocessors(), 0);
+        assert_eq!(options.with_multiprocessors(24).with_max_ctas(8).free_multiprocessors(), 24);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,14 @@ use warpsmith::{Device, Event};
 use super::library::{IN_PROGRESS, Library, SUCCESS};
 use super::{PAUSE, is_error};
 use crate::communicator::backend::Backend;
-use crate::communicator::call::Call;
+use crate::communicator::call::{Call, Operation};
 use crate::error::{Failure, Result, io};
 
 /// How long a poll does not pause.
 const SPIN: Duration = Duration::from_micros(200);
 /// How often the thread looks.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// How long work may still take after another rank has ended: that rank's part of it may be done earlier.
+/// How long work may still take after another rank has ended without a word: that rank's part of it may be done earlier.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// A communicator of NCCL's.
@@ -108,15 +108,17 @@ impl Comm {
         unsafe { (self.library.abort)(self.raw) };
     }
 
-    /// Ends the communicator once its work is done.
-    fn end(self, limit: Duration) {
+    /// Ends the communicator once its work is done; whether it was.
+    fn end(self, limit: Duration) -> bool {
         // SAFETY: nobody enqueues anything after this.
         let code = unsafe { (self.library.finalize)(self.raw) };
         if is_error(code) || self.settle(&"ncclCommFinalize", limit, &|| None).is_err() {
-            return self.abort();
+            self.abort();
+            return false;
         }
         // SAFETY: nobody uses the communicator after this.
         unsafe { (self.library.destroy)(self.raw) };
+        true
     }
 }
 
@@ -131,6 +133,10 @@ struct Shared {
     pending: Mutex<VecDeque<Pending>>,
     failure: Mutex<Option<Failure>>,
     is_over: AtomicBool,
+    /// What the ranks call this communicator.
+    group: u64,
+    /// Collectives so far.
+    count: AtomicU64,
     host: Arc<dyn Backend>,
     limit: Duration,
 }
@@ -143,12 +149,20 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    pub(super) fn start(comm: Comm, host: Arc<dyn Backend>, device: Device, limit: Duration) -> Result<Self> {
+    pub(super) fn start(
+        comm: Comm,
+        group: u64,
+        host: Arc<dyn Backend>,
+        device: Device,
+        limit: Duration,
+    ) -> Result<Self> {
         let shared = Arc::new(Shared {
             comm: Mutex::new(Some(comm)),
             pending: Mutex::default(),
             failure: Mutex::default(),
             is_over: AtomicBool::new(false),
+            group,
+            count: AtomicU64::new(0),
             host,
             limit,
         });
@@ -156,6 +170,15 @@ impl Watched {
         let thread = std::thread::Builder::new().name("nccl watch".into());
         let thread = thread.spawn(move || watched.run(&on)).map_err(io("starting", "a thread"))?;
         Ok(Self { shared, device, thread: Some(thread) })
+    }
+
+    /// The call as one of this communicator: collectives are numbered.
+    pub(super) fn numbered(&self, call: &Call) -> Call {
+        let number = match call.operation {
+            Operation::PointToPoint => 0,
+            _ => self.shared.count.fetch_add(1, Ordering::Relaxed),
+        };
+        Call { group: self.shared.group, number, ..*call }
     }
 
     /// Lets `work` enqueue something, and waits until NCCL has taken it.
@@ -215,7 +238,12 @@ impl Drop for Watched {
         if let (Some(comm), Ok(_current)) = (comm, self.device.make_current()) {
             match std::thread::panicking() {
                 true => comm.abort(),
-                false => comm.end(self.shared.limit),
+                false => {
+                    let is_done = comm.end(self.shared.limit);
+                    if let (true, Some(host)) = (is_done, self.shared.host.host()) {
+                        host.tell_end(self.shared.group, self.shared.count.load(Ordering::Relaxed));
+                    }
+                }
             }
         }
     }
@@ -315,9 +343,13 @@ impl Shared {
         if let Some(failure) = inbox.failure() {
             return Some(failure);
         }
-        let (rank, reason) = inbox.any_gone()?;
+        let (rank, reason, is_certain) = inbox.gone_before(call)?;
         let since = gone_since.get().unwrap_or_else(Instant::now);
         gone_since.set(Some(since));
-        (since.elapsed() > GRACE).then(|| Failure::Lost { call: call.to_string(), rank, reason })
+        (is_certain || since.elapsed() > GRACE).then(|| Failure::Lost {
+            call: call.to_string(),
+            rank,
+            reason,
+        })
     }
 }

@@ -241,10 +241,12 @@ impl Plan {
         let mut used: Vec<&dyn Operand> = vec![&q, &k, &v, &*y];
         used.extend(lse.as_deref().map(|lse| lse as &dyn Operand));
         used.extend(operands.options());
+        let tiles = u64::from(self.tiles) * problem.all_heads() as u64;
+        let blocks = stream.persistent_blocks(self.blocks, tiles, |multiprocessors| multiprocessors);
         stream.with_operands(&used, || {
             // SAFETY: shapes, strides and device of the operands have been checked, and the maps are of these; offsets and lengths are bounded by the kernel.
             // Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
-            unsafe { (self.instance.launch)(stream.device(), stream, self.blocks, args) }
+            unsafe { (self.instance.launch)(stream.device(), stream, blocks, args) }
         })
     }
 

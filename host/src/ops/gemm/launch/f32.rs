@@ -8,6 +8,7 @@ use warpsmith_kernels::linear_hopper_f32::HopperF32Params;
 use super::{Instance, Operands, batch_stride, layouts, row_stride};
 use crate::device::Device;
 use crate::error::Result;
+use crate::ops::gemm::variants::blocks_at_once;
 use crate::stream::Stream;
 use crate::tensor::{Swizzle, TensorMapOptions};
 
@@ -59,6 +60,12 @@ unsafe fn launch_split<K: Kernel<Args = SplitArgs>, S: SplitTile>(
         reserved: 0,
     };
     let args = (x_map, w_map, x.arg(), w.arg(), y_arg, epilogue, params);
+    let tiles = u64::from(m.div_ceil(S::BLOCK_M).next_multiple_of(S::CLUSTER_M))
+        * u64::from(n.div_ceil(S::BLOCK_N))
+        * u64::from(batch);
+    let blocks = stream.persistent_blocks(blocks, tiles, |multiprocessors| {
+        blocks_at_once(multiprocessors, S::MIN_BLOCKS, S::CLUSTER_M)
+    });
     let kernel = device.kernel::<K>()?;
     // SAFETY: the maps are of matrices of f32, with the boxes that the tile asks for; the rest is the caller's promise.
     unsafe { kernel.launch(stream, [blocks, 1, 1], args) }

@@ -13,6 +13,7 @@ use warpsmith_kernels::linear_fp8::{Fp8Params, WIDEN_CHUNK, WidenParams};
 use warpsmith_kernels::linear_fp8_ada::Fp8AdaParams;
 use warpsmith_kernels::linear_fp8_hopper::Fp8HopperParams;
 
+use super::persistent::persistent_blocks;
 use super::{has_only_tiles, is_early, tiles};
 use crate::device::Device;
 use crate::error::Result;
@@ -127,7 +128,9 @@ unsafe fn launch_hopper<O: Element, K: Kernel<Args = HopperArgs<O>>, S: Persiste
     } else {
         TensorMap::from_words([0; 16])
     };
-    let are_only = has_only_tiles(tiles::<S>(m, n).saturating_mul(matrices.parts.into()), blocks);
+    let tiles = tiles::<S>(m, n).saturating_mul(matrices.parts.into());
+    let blocks = persistent_blocks::<S>(stream, blocks, tiles);
+    let are_only = has_only_tiles(tiles, blocks);
     let params = Fp8HopperParams {
         stride_y: row_stride(y),
         m,

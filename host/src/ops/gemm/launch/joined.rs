@@ -79,9 +79,9 @@ unsafe fn launch_whole<T: Element, O: Element, K: Kernel<Args = PersistentArgs<T
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let dealt = Dealt::whole::<T, O, S>(operands, blocks);
+    let dealt = Dealt::whole::<T, O, S>(stream, operands, blocks);
     // SAFETY: the caller's promise.
-    unsafe { launch_dealt::<T, O, K, S>(device, stream, blocks, operands, &dealt) }
+    unsafe { launch_dealt::<T, O, K, S>(device, stream, operands, &dealt) }
 }
 
 /// As [`launch_whole`], with the last tiles in halves where that is sooner done.
@@ -95,9 +95,9 @@ unsafe fn launch_halves<T: Element, O: Element, K: Kernel<Args = PersistentArgs<
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let dealt = Dealt::halves::<T, O, S>(device, operands, blocks);
+    let dealt = Dealt::halves::<T, O, S>(stream, operands, blocks);
     // SAFETY: the caller's promise.
-    unsafe { launch_dealt::<T, O, K, S>(device, stream, blocks, operands, &dealt) }
+    unsafe { launch_dealt::<T, O, K, S>(device, stream, operands, &dealt) }
 }
 
 /// Launches the kernel `K` of tile `S`.
@@ -108,7 +108,6 @@ unsafe fn launch_halves<T: Element, O: Element, K: Kernel<Args = PersistentArgs<
 unsafe fn launch_dealt<T: Element, O: Element, K: Kernel<Args = PersistentArgs<T, O>>, S: PersistentTile>(
     device: &Device,
     stream: &Stream,
-    blocks: u32,
     operands: &Operands<'_, T, O>,
     dealt: &Dealt,
 ) -> Result<()> {
@@ -129,7 +128,7 @@ unsafe fn launch_dealt<T: Element, O: Element, K: Kernel<Args = PersistentArgs<T
     );
     let kernel = device.kernel::<K>()?;
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe { kernel.launch_beside_last(stream, [blocks, 1, 1], args) }
+    unsafe { kernel.launch_beside_last(stream, [dealt.blocks, 1, 1], args) }
 }
 
 /// Launches the kernel `K` of tile `S`, which is for few rows.

@@ -12,6 +12,7 @@ use super::{
 use crate::device::Device;
 use crate::error::Result;
 use crate::ops::gemm::halves::halves_of;
+use crate::ops::gemm::variants::blocks_at_once;
 use crate::ops::{CHUNK_BYTES, STORED_ROWS, has_short_rows};
 use crate::stream::Stream;
 use crate::tensor::{Element, Swizzle, Tensor, TensorMapOptions};
@@ -63,9 +64,9 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let parts = Dealt::whole::<T, O, S>(operands, blocks);
+    let dealt = Dealt::whole::<T, O, S>(stream, operands, blocks);
     // SAFETY: the caller's promise.
-    unsafe { launch_hopper_parts::<T, O, K, S>(device, stream, blocks, operands, parts) }
+    unsafe { launch_dealt::<T, O, K, S>(device, stream, operands, &dealt) }
 }
 
 /// As [`launch_hopper`], with the last tiles in halves where that is sooner done.
@@ -84,13 +85,15 @@ unsafe fn launch_hopper_halves<
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let parts = Dealt::halves::<T, O, S>(device, operands, blocks);
+    let dealt = Dealt::halves::<T, O, S>(stream, operands, blocks);
     // SAFETY: the caller's promise.
-    unsafe { launch_hopper_parts::<T, O, K, S>(device, stream, blocks, operands, parts) }
+    unsafe { launch_dealt::<T, O, K, S>(device, stream, operands, &dealt) }
 }
 
-/// What a Hopper launch's tiles are computed as.
+/// What a Hopper launch's tiles are computed as, and by how many blocks.
 pub(super) struct Dealt {
+    /// Those of the launch: of the plan, or as many as the stream's limit allows.
+    pub(super) blocks: u32,
     /// [`HopperParams::whole`].
     whole: u32,
     /// [`HopperParams::narrow`].
@@ -100,56 +103,60 @@ pub(super) struct Dealt {
 }
 
 impl Dealt {
-    /// Whole tiles, of a launch on `blocks` blocks.
+    /// Whole tiles, of a launch that is planned on `planned` blocks.
     pub(super) fn whole<T: Element, O: Element, S: PersistentTile>(
+        stream: &Stream,
         operands: &Operands<'_, T, O>,
-        blocks: u32,
+        planned: u32,
     ) -> Self {
         let tiles = tiles::<S>(operands.m, operands.n).saturating_mul(operands.y.shape()[0] as u64);
-        Self { whole: u32::MAX, narrow: false, are_only: has_only_tiles(tiles, blocks) }
+        let blocks = persistent_blocks::<S>(stream, planned, tiles);
+        Self { blocks, whole: u32::MAX, narrow: false, are_only: has_only_tiles(tiles, blocks) }
     }
 
-    /// The last tiles in halves where that is sooner done.
+    /// The last tiles in halves where that is sooner done on the whole device.
     pub(super) fn halves<T: Element, O: Element, S: PersistentTile>(
-        device: &Device,
+        stream: &Stream,
         operands: &Operands<'_, T, O>,
-        blocks: u32,
+        planned: u32,
     ) -> Self {
         let sizes = [operands.m, operands.n, operands.y.shape()[0] as u32];
-        let halves = halves_of::<S>(sizes, device.properties().multiprocessors);
-        let positions = halves.whole.saturating_add(halves.pieces);
-        let are_only = has_only_tiles(positions.saturating_mul(S::CLUSTER.into()), blocks);
+        let halves = halves_of::<S>(sizes, stream.device().properties().multiprocessors);
+        let positions = halves.whole.saturating_add(halves.pieces).saturating_mul(S::CLUSTER.into());
+        let blocks = persistent_blocks::<S>(stream, planned, positions);
         let whole = u32::try_from(halves.whole).unwrap_or(u32::MAX);
-        Self { whole, narrow: halves.narrow, are_only }
+        Self { blocks, whole, narrow: halves.narrow, are_only: has_only_tiles(positions, blocks) }
     }
 }
 
-/// Launches the Hopper kernel `K` of tile `S` for `parts` of it.
+/// The blocks of a launch of tile `S` for `tiles` tiles, which is planned on `planned` blocks, within the stream's limit.
+pub(super) fn persistent_blocks<S: PersistentTile>(stream: &Stream, planned: u32, tiles: u64) -> u32 {
+    stream.persistent_blocks(planned, tiles, |multiprocessors| {
+        blocks_at_once(multiprocessors, S::MIN_BLOCKS, S::CLUSTER)
+    })
+}
+
+/// Launches the Hopper kernel `K` of tile `S` for tiles that are dealt out.
 ///
 /// # Safety
 ///
 /// As [`Instance::launch`].
-unsafe fn launch_hopper_parts<
-    T: Element,
-    O: Element,
-    K: Kernel<Args = HopperArgs<T, O>>,
-    S: PersistentTile,
->(
+unsafe fn launch_dealt<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O>>, S: PersistentTile>(
     device: &Device,
     stream: &Stream,
-    blocks: u32,
     operands: &Operands<'_, T, O>,
-    parts: Dealt,
+    dealt: &Dealt,
 ) -> Result<()> {
     let &Operands { y_arg, m, n, k, epilogue, .. } = operands;
-    let launch = hopper_launch::<T, O, S>(operands, &parts)?;
+    let &Dealt { blocks, are_only, .. } = dealt;
+    let launch = hopper_launch::<T, O, S>(operands, dealt)?;
     let kernel = device.kernel::<K>()?;
     let args = (launch.x, launch.w, launch.y_boxes, y_arg, epilogue, launch.params);
     let grid = [blocks, 1, 1];
     let row_bytes = u64::from(k) * size_of::<T>() as u64;
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
     unsafe {
-        if is_early::<S>(row_bytes, [m, n], blocks, parts.are_only, device.properties().multiprocessors) {
+        if is_early::<S>(row_bytes, [m, n], blocks, are_only, device.properties().multiprocessors) {
             kernel.launch_early(stream, grid, args)
         } else {
             kernel.launch(stream, grid, args)
@@ -174,10 +181,10 @@ pub(super) fn hopper_map<T: Element, S: PersistentTile>(
     matrices.tensor_map([1, box_rows as usize, S::ROW_BYTES as usize / size_of::<T>()], &options)
 }
 
-/// What a launch of tile `S` for `parts` of it is told of `operands`.
+/// What a launch of tile `S` for tiles that are dealt out is told of `operands`.
 pub(super) fn hopper_launch<T: Element, O: Element, S: PersistentTile>(
     operands: &Operands<'_, T, O>,
-    parts: &Dealt,
+    dealt: &Dealt,
 ) -> Result<HopperLaunch> {
     let &Operands { x, w, y, y_arg, m, n, k, parts: of_sums, epilogue, .. } = operands;
     let columns = S::ROW_BYTES as usize / size_of::<T>();
@@ -208,13 +215,13 @@ pub(super) fn hopper_launch<T: Element, O: Element, S: PersistentTile>(
         k,
         layouts,
         // Behind the stores of an only tile there is nothing to do.
-        has_boxes: match (has_boxes, parts.are_only) {
+        has_boxes: match (has_boxes, dealt.are_only) {
             (false, _) => 0,
             (true, false) => 1,
             (true, true) => HopperParams::LANES_STORE,
         },
-        whole: parts.whole,
-        narrow: parts.narrow.into(),
+        whole: dealt.whole,
+        narrow: dealt.narrow.into(),
     };
     Ok(HopperLaunch { x, w, y_boxes, params })
 }

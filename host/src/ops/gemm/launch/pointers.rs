@@ -125,6 +125,8 @@ unsafe fn launch_narrow<T: Element, O: Element, K: Kernel<Args = NarrowArgs<T, O
     let &Operands { x, w, y_arg, m, n, k, epilogue, .. } = operands;
     let [row_stride_w, column_stride_w] = [1, 2].map(|axis| w.strides()[axis] as u64);
     let params = NarrowParams { row_stride_w, column_stride_w, m, n, k, reserved: 0 };
+    // Each warp goes from tile to tile, also where a block has few of them.
+    let blocks = stream.persistent_blocks(blocks, u64::MAX, |multiprocessors| multiprocessors);
     let kernel = device.kernel::<K>()?;
     // SAFETY: the caller's promise is the kernel's.
     unsafe { kernel.launch_early(stream, [blocks, 1, 1], (x.arg(), w.arg(), y_arg, epilogue, params)) }

@@ -242,16 +242,21 @@ impl Tile {
         match self.facts().schedule {
             Schedule::Portable { .. } => tiles,
             Schedule::Persistent { resident, .. } => {
-                let cluster = u64::from(self.cluster());
-                let all = u64::from(multiprocessors) * u64::from(resident) / cluster;
-                // Clusters of four do not fill every part of a GPU in which they have to be: 30 of them run at a time on the 132
-                // multiprocessors of an H100.
-                let most = if cluster > 2 { all - all / 11 } else { all };
-                tiles.min(most.max(1) * cluster)
+                tiles.min(blocks_at_once(multiprocessors, resident, self.cluster()).into())
             }
             Schedule::Split { parts } => tiles.saturating_mul(parts.into()),
         }
     }
+}
+
+/// The blocks that run at a time where a multiprocessor holds `resident` of them: whole clusters of `cluster` blocks, at least one.
+pub(crate) fn blocks_at_once(multiprocessors: u32, resident: u32, cluster: u32) -> u32 {
+    let cluster = cluster.max(1);
+    let all = multiprocessors.saturating_mul(resident) / cluster;
+    // Clusters of four do not fill every part of a GPU in which they have to be: 30 of them run at a time on the 132
+    // multiprocessors of an H100.
+    let most = if cluster > 2 { all - all / 11 } else { all };
+    most.max(1) * cluster
 }
 
 impl std::fmt::Display for Tile {

@@ -152,7 +152,8 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
     }
 
     /// Takes the kernel that `tokens` tokens, at least as many as x has, would take: outputs are the same bit for bit as those of all of them at once.
-    pub(crate) fn part_of(self, tokens: usize) -> Self {
+    /// For callers that evaluate tokens in parts.
+    pub fn part_of(self, tokens: usize) -> Self {
         Self { tokens: Some(tokens), ..self }
     }
 

@@ -2,22 +2,22 @@
 
 use std::collections::HashMap;
 
+use crate::pipeline::{Costs, Links, Place, Schedule, Stage, run, simulate};
+use crate::{Error, Result};
 use half::bf16;
 use warpsmith::layers::{Linear, LinearSaved};
 use warpsmith::ops::Activation;
 use warpsmith::ops::linear::LinearGradientOutputs;
 use warpsmith::{DeviceKind, Event, Stream, Tensor};
-use warpsmith_parallel::pipeline::{Costs, Links, Place, Schedule, Stage, run, simulate};
-use warpsmith_parallel::{Error, NcclOptions, Result};
 
-use crate::checks::wrong;
-use crate::timing::{Few, median_of, numbers};
-use crate::{Arguments, Rank};
+use super::checks::wrong;
+use super::timing::{Few, median_of, numbers};
+use super::{Options, Rank, Sharing};
 
 /// Layers of a stage.
 const LAYERS: usize = 4;
 /// Parts of a batch.
-pub(crate) const MICROBATCHES: usize = 8;
+pub(super) const MICROBATCHES: usize = 8;
 
 /// What a stage keeps of a microbatch: of each layer what its backward pass needs, and the gradient of its output.
 struct Kept {
@@ -26,7 +26,7 @@ struct Kept {
 }
 
 /// A stage of some layers, in chunks of as many.
-pub(crate) struct Layers {
+pub(super) struct Layers {
     layers: Vec<Linear<bf16>>,
     chunks: usize,
     input: Tensor<bf16>,
@@ -34,11 +34,11 @@ pub(crate) struct Layers {
     kept: HashMap<Place, Kept>,
     stream: Stream,
     /// Where a timeline is asked for: each pass with the events before and after it.
-    pub(crate) passes: Option<Vec<(String, [Event; 2])>>,
+    pub(super) passes: Option<Vec<(String, [Event; 2])>>,
 }
 
 impl Layers {
-    pub(crate) fn new(rank: &Rank, side: usize) -> Result<Self> {
+    pub(super) fn new(rank: &Rank, side: usize) -> Result<Self> {
         let (device, shape) = (&rank.device, [side, side]);
         let weight = numbers(device, 1, shape)?;
         let layer = Linear::new(weight, None, Activation::None)?;
@@ -147,10 +147,10 @@ fn without_forward(place: Place) -> Error {
 }
 
 /// What connects the ranks' stages.
-pub(crate) fn links(rank: &Rank) -> Result<Links> {
+pub(super) fn links(rank: &Rank, sharing: Sharing) -> Result<Links> {
     match rank.device.kind() {
-        DeviceKind::Cuda(_) => Links::nccl(&rank.host, &rank.device, NcclOptions::default()),
-        _ => Links::over_host(&rank.communicator, &rank.device),
+        DeviceKind::Cuda(_) => Links::nccl(&rank.host, &rank.device, sharing.options()),
+        _ => Links::over_host(&rank.sharing(sharing)?, &rank.device),
     }
 }
 
@@ -171,9 +171,9 @@ fn transfer(rank: &Rank, side: usize) -> Result<f64> {
 }
 
 /// Pipelines of several layers a stage.
-pub(crate) fn pipelines(arguments: &Arguments, rank: &Rank) -> Result<()> {
-    let (size, side) = (rank.communicator.size(), arguments.side / 2);
-    let (links, stream) = (links(rank)?, rank.device.default_stream());
+pub(super) fn pipelines(options: &Options, rank: &Rank) -> Result<()> {
+    let (size, side) = (rank.communicator.size(), options.side / 2);
+    let stream = rank.device.default_stream();
     let mut stage = Layers::new(rank, side)?;
     let alone = median_of(rank, &stream, Few::STEPS, || stage.alone())?;
     let transfer = transfer(rank, side)?;
@@ -185,39 +185,43 @@ pub(crate) fn pipelines(arguments: &Arguments, rank: &Rank) -> Result<()> {
         "pipeline, {MICROBATCHES} microbatches, {LAYERS} layers {side} × {side} bf16 a stage: alone {alone:.0} µs, \
          a transfer {transfer:.0} µs; bubbles by formula | with transfers, simulated | measured"
     ));
-    for schedule in [
-        Schedule::OneForwardOneBackward,
-        Schedule::EagerOneForwardOneBackward,
-        Schedule::ZeroBubble,
-        Schedule::EagerZeroBubble,
-        Schedule::Interleaved { chunks: 2 },
-    ] {
-        let chunks = schedule.chunks();
-        if chunks > 1 && (size == 1 || !MICROBATCHES.is_multiple_of(size)) {
-            continue;
+    for &sharing in rank.sharings() {
+        let (links, shared) = (links(rank, sharing)?, sharing.name());
+        for schedule in [
+            Schedule::OneForwardOneBackward,
+            Schedule::EagerOneForwardOneBackward,
+            Schedule::ZeroBubble,
+            Schedule::EagerZeroBubble,
+            Schedule::Interleaved { chunks: 2 },
+        ] {
+            let chunks = schedule.chunks();
+            if chunks > 1 && (size == 1 || !MICROBATCHES.is_multiple_of(size)) {
+                continue;
+            }
+            let actions = schedule.all(size, MICROBATCHES)?;
+            let formula = simulate(&actions, chunks, Costs::default())?.bubble();
+            let of_chunk = pass / chunks as u64;
+            let costs = Costs {
+                forward: of_chunk,
+                backward_input: of_chunk,
+                backward_weight: of_chunk,
+                send: nanoseconds(transfer),
+            };
+            let simulated = simulate(&actions, chunks, costs)?.bubble();
+            stage.chunks = chunks;
+            let together =
+                median_of(rank, &stream, Few::STEPS, || run(schedule, MICROBATCHES, &links, &mut stage))?;
+            let measured = together / alone - 1.0;
+            rank.say(&format!(
+                "{schedule:?}, {shared}: {:.1} % | {:.1} % | {:.1} %, {together:.0} µs",
+                100.0 * formula,
+                100.0 * simulated,
+                100.0 * measured
+            ));
+            let variant =
+                format!("{schedule:?}, {MICROBATCHES} microbatches, {shared}, bubble {measured:.3}");
+            rank.row("pipeline step", "bf16", &shape, &variant, together, Some(("one stage alone", alone)));
         }
-        let actions = schedule.all(size, MICROBATCHES)?;
-        let formula = simulate(&actions, chunks, Costs::default())?.bubble();
-        let of_chunk = pass / chunks as u64;
-        let costs = Costs {
-            forward: of_chunk,
-            backward_input: of_chunk,
-            backward_weight: of_chunk,
-            send: nanoseconds(transfer),
-        };
-        let simulated = simulate(&actions, chunks, costs)?.bubble();
-        stage.chunks = chunks;
-        let together =
-            median_of(rank, &stream, Few::STEPS, || run(schedule, MICROBATCHES, &links, &mut stage))?;
-        let measured = together / alone - 1.0;
-        rank.say(&format!(
-            "{schedule:?}: {:.1} % | {:.1} % | {:.1} %, {together:.0} µs",
-            100.0 * formula,
-            100.0 * simulated,
-            100.0 * measured
-        ));
-        let variant = format!("{schedule:?}, {MICROBATCHES} microbatches, bubble {measured:.3}");
-        rank.row("pipeline step", "bf16", &shape, &variant, together, Some(("one stage alone", alone)));
     }
     Ok(())
 }

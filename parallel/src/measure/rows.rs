@@ -2,22 +2,22 @@
 
 use std::path::Path;
 
+use crate::Result;
+use crate::communicator::nccl_version;
 use warpsmith::Device;
-use warpsmith_parallel::Result;
-use warpsmith_parallel::communicator::nccl_version;
 
-use crate::Rank;
-use crate::checks::wrong;
+use super::checks::wrong;
+use super::{Options, Rank};
 
 /// A time, and what it is compared with.
-pub(crate) struct Row {
-    pub(crate) operation: &'static str,
-    pub(crate) dtype: &'static str,
-    pub(crate) shape: String,
-    pub(crate) variant: String,
+pub(super) struct Row {
+    pub(super) operation: &'static str,
+    pub(super) dtype: &'static str,
+    pub(super) shape: String,
+    pub(super) variant: String,
     /// In µs.
-    pub(crate) time: f64,
-    pub(crate) peer: Option<(&'static str, f64)>,
+    pub(super) time: f64,
+    pub(super) peer: Option<(&'static str, f64)>,
 }
 
 /// The names of the columns.
@@ -39,18 +39,16 @@ const HEADER: [&str; 14] = [
 ];
 
 /// Writes the rank's rows.
-pub(crate) fn write(path: &Path, commit: &str, rank: &Rank) -> Result<()> {
+pub(super) fn write(path: &Path, options: &Options, rank: &Rank) -> Result<()> {
     let libraries = match rank.communicator.nccl_handle() {
         Some(_) => format!("NCCL {}", nccl_version()?),
         None => String::new(),
     };
-    let command: Vec<_> = std::env::args().skip(1).collect();
-    let command = format!("check_gpus {}", command.join(" "));
     let ends = [
         rank.device.name(),
         &driver(&rank.device),
-        commit,
-        &command,
+        &options.commit,
+        &options.command,
         &rank.communicator.size().to_string(),
         &libraries,
     ];

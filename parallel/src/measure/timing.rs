@@ -3,16 +3,16 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
+use crate::{Reduction, Result};
 use half::bf16;
 use warpsmith::{Device, DeviceKind, Stream, Tensor};
-use warpsmith_parallel::{Reduction, Result};
 
-use crate::checks::{whole_numbers, wrong};
-use crate::{Arguments, Rank, pipelines, replicas, steps};
+use super::checks::{whole_numbers, wrong};
+use super::{Options, Rank, pipelines, replicas, steps};
 
 /// How often something is called.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Few {
+pub(super) struct Few {
     /// Calls before any is timed.
     warm_up: usize,
     /// Times that are taken.
@@ -23,9 +23,9 @@ pub(crate) struct Few {
 
 impl Few {
     /// For calls of up to a few milliseconds.
-    pub(crate) const CALLS: Self = Self { warm_up: 10, samples: 15, calls: 10 };
+    pub(super) const CALLS: Self = Self { warm_up: 10, samples: 15, calls: 10 };
     /// For whole steps.
-    pub(crate) const STEPS: Self = Self { warm_up: 3, samples: 7, calls: 3 };
+    pub(super) const STEPS: Self = Self { warm_up: 3, samples: 7, calls: 3 };
 }
 
 /// NCCL's function, its type's number and the sum's.
@@ -37,7 +37,7 @@ const NCCL_IN_PROGRESS: c_int = 7;
 type AsyncError = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
 
 /// Numbers of both signs: products of zeros would need less power.
-pub(crate) fn numbers(device: &Device, seed: usize, shape: [usize; 2]) -> Result<Tensor<bf16>> {
+pub(super) fn numbers(device: &Device, seed: usize, shape: [usize; 2]) -> Result<Tensor<bf16>> {
     let numbers = whole_numbers(seed, shape[0] * shape[1]).into_iter().map(|of| bf16::from_f32(of / 64.0));
     Ok(Tensor::from_slice(device, &numbers.collect::<Vec<_>>(), shape)?)
 }
@@ -77,7 +77,7 @@ fn medians(
 }
 
 /// The median time of a call in µs.
-pub(crate) fn median_of(
+pub(super) fn median_of(
     rank: &Rank,
     stream: &Stream,
     few: Few,
@@ -86,7 +86,7 @@ pub(crate) fn median_of(
     Ok(medians(rank, stream, few, &mut [&mut call])?[0])
 }
 
-pub(crate) fn all(arguments: &Arguments, rank: &Rank) -> Result<()> {
+pub(super) fn all(options: &Options, rank: &Rank) -> Result<()> {
     rank.say(&format!(
         "{} × {} ({}), medians of times of several calls",
         rank.communicator.size(),
@@ -94,16 +94,16 @@ pub(crate) fn all(arguments: &Arguments, rank: &Rank) -> Result<()> {
         rank.device.name()
     ));
     for (name, part) in PARTS {
-        if arguments.parts.is_empty() || arguments.parts.iter().any(|asked| asked == name) {
-            part(arguments, rank)?;
+        if options.parts.is_empty() || options.parts.iter().any(|asked| asked == name) {
+            part(options, rank)?;
         }
     }
     Ok(())
 }
 
 /// What is timed, by its name.
-type Part = fn(&Arguments, &Rank) -> Result<()>;
-pub(crate) const PARTS: [(&str, Part); 5] = [
+type Part = fn(&Options, &Rank) -> Result<()>;
+pub(super) const PARTS: [(&str, Part); 5] = [
     ("collectives", collectives),
     ("tensor", steps::split_layers),
     ("data", replicas::replicas),
@@ -111,14 +111,14 @@ pub(crate) const PARTS: [(&str, Part); 5] = [
     ("experts", steps::experts),
 ];
 
-fn collectives(arguments: &Arguments, rank: &Rank) -> Result<()> {
+fn collectives(options: &Options, rank: &Rank) -> Result<()> {
     let Rank { communicator, device, .. } = rank;
     let (size, stream) = (communicator.size(), device.new_stream()?);
     let communicator = communicator.on(&stream);
     rank.say(
         "KiB a rank | all_reduce µs, bus GB/s, NCCL directly µs, ratio | all_gather µs | reduce_scatter µs",
     );
-    for kib in (2..=20).step_by(2).map(|bits| 1usize << bits).filter(|kib| *kib <= arguments.largest << 10) {
+    for kib in (2..=20).step_by(2).map(|bits| 1usize << bits).filter(|kib| *kib <= options.largest << 10) {
         let count = (kib << 10) / size_of::<f32>();
         let [mut tensor, mut own] =
             [Tensor::<f32>::zeros_on(&stream, [count])?, Tensor::<f32>::zeros_on(&stream, [count])?];

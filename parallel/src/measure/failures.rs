@@ -2,18 +2,18 @@
 
 use std::time::{Duration, Instant};
 
+use crate::{Communicator, Error, NcclOptions, Reduction, Result, launch};
 use warpsmith::{Device, DeviceKind, Tensor};
-use warpsmith_parallel::{Communicator, Error, NcclOptions, Reduction, Result, launch};
 
-use crate::checks::wrong;
-use crate::{Arguments, Rank};
+use super::checks::wrong;
+use super::{Options, Rank};
 
 /// Within which every failure has to be an error.
 const IN_TIME: Duration = Duration::from_secs(90);
 
 /// A limit for ranks that do not come. NCCL takes seconds to begin.
-fn short(arguments: &Arguments) -> Duration {
-    Duration::from_secs(if arguments.device == "cuda" { 20 } else { 1 })
+fn short(options: &Options) -> Duration {
+    Duration::from_secs(if options.device == "cuda" { 20 } else { 1 })
 }
 
 fn sum(rank: &Rank, count: usize) -> Result<()> {
@@ -24,15 +24,15 @@ fn sum(rank: &Rank, count: usize) -> Result<()> {
 
 /// Runs ranks of which one errs, and holds the errors of the others to containing one of the words.
 fn provoke(
-    arguments: &Arguments,
+    options: &Options,
     name: &'static str,
     words: &[&str],
     work: impl Fn(&Rank) -> Result<()> + Sync,
 ) -> Result<()> {
     let start = Instant::now();
-    let results = launch::all_threads(short(arguments), arguments.ranks, |host| {
+    let results = launch::all_threads(short(options), options.ranks, |host| {
         let local_rank = host.rank();
-        work(&Rank::new(arguments, host, local_rank)?)
+        work(&Rank::new(options, host, local_rank)?)
     })?;
     if start.elapsed() > IN_TIME {
         return Err(wrong(name, format!("an error within {IN_TIME:?}"), format!("{:?}", start.elapsed())));
@@ -40,7 +40,7 @@ fn provoke(
     for (number, result) in results.into_iter().enumerate() {
         match result {
             // The last rank is the one that errs.
-            Ok(()) if number + 1 == arguments.ranks => {}
+            Ok(()) if number + 1 == options.ranks => {}
             Ok(()) => return Err(wrong(name, "an error".into(), format!("none on rank {number}"))),
             Err(error) if words.iter().any(|word| error.to_string().contains(word)) => {}
             Err(error) => return Err(wrong(name, format!("one of {words:?}"), error.to_string())),
@@ -50,25 +50,25 @@ fn provoke(
     Ok(())
 }
 
-pub(crate) fn all(arguments: &Arguments) -> Result<()> {
-    if arguments.ranks < 2 {
+pub(super) fn all(options: &Options) -> Result<()> {
+    if options.ranks < 2 {
         return Ok(());
     }
-    let last = arguments.ranks - 1;
+    let last = options.ranks - 1;
     let is_last = |rank: &Rank| rank.host.rank() == last;
-    provoke(arguments, "a rank that ends", &["is gone"], |rank| {
+    provoke(options, "a rank that ends", &["is gone"], |rank| {
         sum(rank, 1000)?;
         if is_last(rank) { Ok(()) } else { sum(rank, 1000) }
     })?;
-    provoke(arguments, "a rank that does not come", &["expected within", "is gone"], |rank| {
+    provoke(options, "a rank that does not come", &["expected within", "is gone"], |rank| {
         sum(rank, 1000)?;
         if is_last(rank) {
-            std::thread::sleep(2 * short(arguments));
+            std::thread::sleep(2 * short(options));
             return Ok(());
         }
         sum(rank, 1000)
     })?;
-    provoke(arguments, "ranks that disagree", &["expected the same call"], |rank| {
+    provoke(options, "ranks that disagree", &["expected the same call"], |rank| {
         let compared = match rank.device.kind() {
             DeviceKind::Cuda(_) => {
                 Communicator::nccl(&rank.host, &rank.device, NcclOptions::default().comparing_calls())?
@@ -79,8 +79,8 @@ pub(crate) fn all(arguments: &Arguments) -> Result<()> {
         let mut tensor = Tensor::<f32>::zeros(&rank.device, [count])?;
         compared.all_reduce(&mut tensor, Reduction::Sum)
     })?;
-    if arguments.device == "cuda" {
-        two_on_one_gpu(short(arguments))?;
+    if options.device == "cuda" {
+        two_on_one_gpu(short(options))?;
     }
     Ok(())
 }

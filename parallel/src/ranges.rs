@@ -5,7 +5,7 @@ use std::ops::Range;
 /// What rank `rank` of `size` has of `total` things where all have as many, or one more or less. Those with more come first.
 ///
 /// ```
-/// use warpsmith_parallel::split::even_range;
+/// use warpsmith_parallel::ranges::even_range;
 ///
 /// assert_eq!((0..3).map(|rank| even_range(7, 3, rank)).collect::<Vec<_>>(), [0..3, 3..5, 5..7]);
 /// ```
@@ -22,7 +22,7 @@ pub fn even_range(total: usize, size: usize, rank: usize) -> Range<usize> {
 /// which may be nothing. So collectives of equally long parts fit, with a tail that nobody uses.
 ///
 /// ```
-/// use warpsmith_parallel::split::block_range;
+/// use warpsmith_parallel::ranges::block_range;
 ///
 /// assert_eq!((0..4).map(|rank| block_range(5, 4, rank)).collect::<Vec<_>>(), [0..2, 2..4, 4..5, 5..5]);
 /// ```

@@ -1,19 +1,19 @@
 //! Times of layers on several ranks, beside one rank's.
 
+use crate::Result;
+use crate::experts::SplitExperts;
+use crate::tensor::{ColumnLinear, RowLinear};
 use warpsmith::Tensor;
 use warpsmith::layers::Linear;
 use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertTable, ExpertVectors, Routing};
 use warpsmith::ops::{self, Activation};
-use warpsmith_parallel::Result;
-use warpsmith_parallel::experts::SplitExperts;
-use warpsmith_parallel::tensor::{ColumnLinear, RowLinear};
 
-use crate::timing::{Few, median_of, numbers};
-use crate::{Arguments, Rank};
+use super::timing::{Few, median_of, numbers};
+use super::{Options, Rank};
 
 /// A multilayer perceptron, forwards and backwards: whole on each rank, and split.
-pub(crate) fn split_layers(arguments: &Arguments, rank: &Rank) -> Result<()> {
-    let (Rank { communicator, device, .. }, side) = (rank, arguments.side);
+pub(super) fn split_layers(options: &Options, rank: &Rank) -> Result<()> {
+    let (Rank { device, .. }, side) = (rank, options.side);
     let stream = device.default_stream();
     let (x, dy) = (numbers(device, 1, [side, side])?, numbers(device, 2, [side, side])?);
     let (up, down) = (numbers(device, 3, [side, side])?, numbers(device, 4, [side, side])?);
@@ -26,33 +26,37 @@ pub(crate) fn split_layers(arguments: &Arguments, rank: &Rank) -> Result<()> {
         whole_up.backward(&saved_up, &gradients.dx)?;
         Ok(())
     })?;
-    for pieces in [1, 2, 4, 8] {
-        let up = ColumnLinear::split(communicator, &up, None, Activation::Relu)?.pieces(pieces);
-        let down = RowLinear::split(communicator, &down, None)?.pieces(pieces);
-        let split = median_of(rank, &stream, Few::CALLS, || {
-            let (h, saved_up) = up.forward_train(&x)?;
-            let (_, saved_down) = down.forward_train(&h)?;
-            let gradients = down.backward(&saved_down, &dy)?;
-            up.backward(&saved_up, &gradients.dx)?;
-            Ok(())
-        })?;
-        rank.say(&format!(
-            "MLP {side} × {side} × {side} bf16, forward and backward: whole {one:.0} µs, split, {pieces} pieces: \
-             {split:.0} µs, {:.2} times as fast",
-            one / split
-        ));
-        let (shape, variant) = (format!("{side}x{side}x{side}"), format!("{pieces} pieces"));
-        rank.row("tensor parallel MLP", "bf16", &shape, &variant, split, Some(("one rank", one)));
+    for &sharing in rank.sharings() {
+        let communicator = rank.sharing(sharing)?;
+        let shared = sharing.name();
+        for pieces in [1, 2, 4, 8] {
+            let up = ColumnLinear::shard(&communicator, &up, None, Activation::Relu)?.pieces(pieces);
+            let down = RowLinear::shard(&communicator, &down, None)?.pieces(pieces);
+            let split = median_of(rank, &stream, Few::CALLS, || {
+                let (h, saved_up) = up.forward_train(&x)?;
+                let (_, saved_down) = down.forward_train(&h)?;
+                let gradients = down.backward(&saved_down, &dy)?;
+                up.backward(&saved_up, &gradients.dx)?;
+                Ok(())
+            })?;
+            rank.say(&format!(
+                "MLP {side} × {side} × {side} bf16, forward and backward: whole {one:.0} µs, split, {pieces} pieces, \
+                 {shared}: {split:.0} µs, {:.2} times as fast",
+                one / split
+            ));
+            let (shape, variant) = (format!("{side}x{side}x{side}"), format!("{pieces} pieces, {shared}"));
+            rank.row("tensor parallel MLP", "bf16", &shape, &variant, split, Some(("one rank", one)));
+        }
     }
     Ok(())
 }
 
 /// Experts that are split, beside one table with all tokens.
-pub(crate) fn experts(arguments: &Arguments, rank: &Rank) -> Result<()> {
+pub(super) fn experts(options: &Options, rank: &Rank) -> Result<()> {
     let Rank { communicator, device, .. } = rank;
     let size = communicator.size();
     let [width, tokens, count] =
-        [arguments.side / 8, (arguments.side / 2).next_multiple_of(size), arguments.side * 8];
+        [options.side / 8, (options.side / 2).next_multiple_of(size), options.side * 8];
     let layout = ExpertLayout::new(ExpertFormat::Bf16, width, 1, width, false)?;
     let vectors = |experts: usize| [vec![0.01; experts * width], vec![], vec![0.01; experts * width]];
     let split = SplitExperts::new(communicator, device, layout, count, |ids| Ok(vectors(ids.len())))?;
@@ -80,13 +84,24 @@ pub(crate) fn experts(arguments: &Arguments, rank: &Rank) -> Result<()> {
     let mut y = Tensor::zeros(device, [tokens, width])?;
     let one =
         median_of(rank, &stream, Few::CALLS, || Ok(ops::expert_mlp(&x, &whole, &table).run_into(&mut y)?))?;
-    let together = median_of(rank, &stream, Few::CALLS, || split.forward(&own_x, &own).map(drop))?;
-    rank.say(&format!(
-        "{tokens} tokens, 128 of {count} experts of width {width} each, bf16: one table {one:.0} µs, split {together:.0} µs, \
-         {:.2} times as fast",
-        one / together
-    ));
     let shape = format!("{tokens}x128 of {count}x{width}");
-    rank.row("split experts", "bf16", &shape, "", together, Some(("one table", one)));
+    let mut split = split;
+    for pieces in [1, 2, 4] {
+        split = split.pieces(pieces);
+        let together = median_of(rank, &stream, Few::CALLS, || split.forward(&own_x, &own).map(drop))?;
+        rank.say(&format!(
+            "{tokens} tokens, 128 of {count} experts of width {width} each, bf16: one table {one:.0} µs, split, {pieces} \
+             pieces: {together:.0} µs, {:.2} times as fast",
+            one / together
+        ));
+        rank.row(
+            "split experts",
+            "bf16",
+            &shape,
+            &format!("{pieces} pieces"),
+            together,
+            Some(("one table", one)),
+        );
+    }
     Ok(())
 }

@@ -1,26 +1,24 @@
 //! Times of whole steps of replicas: forward and backward pass, averages, optimiser; beside those of one rank without averages.
 
+use crate::data::{GradientOptions, Gradients, Wire};
+use crate::{Communicator, Result};
 use half::bf16;
 use warpsmith::layers::Linear;
 use warpsmith::ops::Activation;
 use warpsmith::ops::linear::LinearGradientOutputs;
 use warpsmith::optim::{AdamW, AdamWOptions};
-use warpsmith::{Device, DeviceKind, Stream, StreamPriority, Tensor};
-use warpsmith_parallel::data::{GradientOptions, Gradients, Wire};
-use warpsmith_parallel::{Communicator, NcclOptions, Result};
+use warpsmith::{Device, Stream, Tensor};
 
-use crate::timing::{Few, median_of, numbers};
-use crate::{Arguments, Rank};
+use super::timing::{Few, median_of, numbers};
+use super::{Options, Rank};
 
 /// Layers of the model.
 const LAYERS: usize = 4;
 /// Bytes of a bucket, in MiB.
 const BUCKETS: [usize; 2] = [64, 256];
-/// The most thread blocks of NCCL's kernels.
-const MAX_CTAS: [Option<u32>; 4] = [None, Some(16), Some(8), Some(4)];
 
 /// Layers of `side` by `side` weights, of which each rank has as many rows.
-pub(crate) struct Model {
+pub(super) struct Model {
     layers: Vec<Linear<bf16>>,
     x: Tensor<bf16>,
     dy: Tensor<bf16>,
@@ -30,7 +28,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    pub(crate) fn new(device: &Device, side: usize) -> Result<Self> {
+    pub(super) fn new(device: &Device, side: usize) -> Result<Self> {
         let shape = [side, side];
         // Weights stay as they are, but for a last bit now and then: so all steps take as long.
         let options = AdamWOptions { learning_rate: 1e-9, weight_decay: 0.0, ..AdamWOptions::default() };
@@ -46,7 +44,7 @@ impl Model {
     }
 
     /// Gradients of the model that are averaged.
-    pub(crate) fn averages(
+    pub(super) fn averages(
         &self,
         communicator: &Communicator,
         options: GradientOptions,
@@ -56,7 +54,7 @@ impl Model {
     }
 
     /// A step. `mark` is called before and after each layer's backward pass.
-    pub(crate) fn step(
+    pub(super) fn step(
         &mut self,
         mut averages: Option<&mut Gradients>,
         mut mark: impl FnMut(usize, Option<&Stream>) -> Result<()>,
@@ -77,7 +75,11 @@ impl Model {
             let outputs =
                 LinearGradientOutputs { dx: Some(&mut dx), dw: Some(&mut dw), ..Default::default() };
             mark(index, None)?;
-            layer.backward_operation(&saved[index], &dy).run_into(outputs)?;
+            let stream = dy.device().default_stream();
+            // Beside averages that are under way, products leave them multiprocessors.
+            let stream =
+                averages.as_ref().map_or_else(|| stream.clone(), |averages| averages.beside(&stream));
+            layer.backward_operation(&saved[index], &dy).on(&stream).run_into(outputs)?;
             mark(index, None)?;
             if let Some(averages) = &mut averages {
                 mark(index, Some(averages.stream()))?;
@@ -98,8 +100,8 @@ impl Model {
 }
 
 /// Weak scaling: each rank has as many rows as one rank alone.
-pub(crate) fn replicas(arguments: &Arguments, rank: &Rank) -> Result<()> {
-    let (Rank { communicator, device, host, .. }, side) = (rank, arguments.side);
+pub(super) fn replicas(options: &Options, rank: &Rank) -> Result<()> {
+    let (Rank { communicator, device, .. }, side) = (rank, options.side);
     let (stream, size) = (device.default_stream(), communicator.size() as f64);
     let mut model = Model::new(device, side)?;
     let alone = median_of(rank, &stream, Few::STEPS, || model.step(None, |_, _| Ok(())))?;
@@ -109,39 +111,29 @@ pub(crate) fn replicas(arguments: &Arguments, rank: &Rank) -> Result<()> {
          speed of {} ranks over one's, with averages at",
         communicator.size()
     ));
-    rank.say(&format!("wire, CTAs | {}", settings().map(|at| at.0).collect::<Vec<_>>().join(" | ")));
-    for max_ctas in MAX_CTAS {
-        let communicator = match (device.kind(), max_ctas) {
-            (_, None) => communicator.clone(),
-            (DeviceKind::Cuda(_), _) => {
-                Communicator::nccl(host, device, NcclOptions::default().with_max_ctas(max_ctas))?
-            }
-            // Others have no thread blocks.
-            _ => break,
-        };
+    rank.say(&format!("wire, sharing | {}", settings().map(|at| at.0).collect::<Vec<_>>().join(" | ")));
+    for &sharing in rank.sharings() {
+        let communicator = rank.sharing(sharing)?;
+        let shared = sharing.name();
         for wire in [Wire::F32, Wire::Bf16] {
-            let ctas = max_ctas.map_or_else(|| "NCCL's".into(), |of| of.to_string());
             let mut speeds = Vec::new();
             for (name, options) in settings() {
                 let mut averages = model.averages(&communicator, GradientOptions { wire, ..options })?;
                 let together =
                     median_of(rank, &stream, Few::STEPS, || model.step(Some(&mut averages), |_, _| Ok(())))?;
                 speeds.push(format!("{:.2}", size * alone / together));
-                let variant = format!("{wire:?} on the wire, {name}, CTAs {ctas}");
+                let variant = format!("{wire:?} on the wire, {name}, {shared}");
                 rank.row("data parallel step", "bf16", &shape, &variant, together, Some(("one rank", alone)));
             }
-            rank.say(&format!("{wire:?}, {ctas} | {}", speeds.join(" | ")));
+            rank.say(&format!("{wire:?}, {shared} | {}", speeds.join(" | ")));
         }
     }
     Ok(())
 }
 
-/// Buckets and priorities, with their names.
+/// Buckets, with their names.
 fn settings() -> impl Iterator<Item = (String, GradientOptions)> {
-    [StreamPriority::Normal, StreamPriority::High].into_iter().flat_map(|priority| {
-        BUCKETS.into_iter().map(move |mib| {
-            let options = GradientOptions { bucket_bytes: mib << 20, priority, ..GradientOptions::default() };
-            (format!("{mib} MiB, {priority:?}"), options)
-        })
+    BUCKETS.into_iter().map(|mib| {
+        (format!("{mib} MiB"), GradientOptions { bucket_bytes: mib << 20, ..GradientOptions::default() })
     })
 }

@@ -1,22 +1,22 @@
 //! Results of several ranks, compared with what they should be.
 
+use crate::data::{self, GradientOptions, Gradients, Wire};
+use crate::experts::SplitExperts;
+use crate::tensor::{ColumnLinear, RowLinear};
+use crate::{Error, Reduction, Result};
 use half::{bf16, f16};
 use warpsmith::layers::Linear;
 use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertTable, Routing};
 use warpsmith::ops::{self, Activation};
 use warpsmith::{Element, Tensor};
-use warpsmith_parallel::data::{self, GradientOptions, Gradients, Wire};
-use warpsmith_parallel::experts::SplitExperts;
-use warpsmith_parallel::tensor::{ColumnLinear, RowLinear};
-use warpsmith_parallel::{Error, Reduction, Result};
 
-use crate::Rank;
+use super::Rank;
 
 /// Elements of a rank: none, one, tails, more than a block has.
 const COUNTS: [usize; 6] = [0, 1, 3, 1000, 4097, 1_000_003];
 
 /// The error of a check that failed.
-pub(crate) fn wrong(what: &'static str, expected: String, actual: String) -> Error {
+pub(super) fn wrong(what: &'static str, expected: String, actual: String) -> Error {
     warpsmith::Error::Argument { operation: "check", argument: what, expected, actual }.into()
 }
 
@@ -29,7 +29,7 @@ fn expect<T: Element>(what: &'static str, found: &Tensor<T>, expected: impl Fn(u
     Ok(())
 }
 
-pub(crate) fn all(rank: &Rank) -> Result<()> {
+pub(super) fn all(rank: &Rank) -> Result<()> {
     let of = |name: &str, result: Result<()>| -> Result<()> {
         result?;
         rank.say(&format!("as it should be: {name}"));
@@ -133,7 +133,7 @@ fn collectives<T: Element>(rank: &Rank, of: impl Fn(usize) -> T, has_mean: bool)
 }
 
 /// Whole numbers from −2 to 2.
-pub(crate) fn whole_numbers(seed: usize, count: usize) -> Vec<f32> {
+pub(super) fn whole_numbers(seed: usize, count: usize) -> Vec<f32> {
     (0..count).map(|at| ((at * 7919 + seed * 104_729) % 1009 % 5) as f32 - 2.0).collect()
 }
 
@@ -182,8 +182,8 @@ fn layers(rank: &Rank) -> Result<()> {
     let of_down = whole_down.backward(&saved_down, &dy)?;
     let of_up = whole_up.backward(&saved_up, &of_down.dx)?;
     for pieces in [1, 4] {
-        let up = ColumnLinear::split(communicator, &up, None, Activation::Relu)?.pieces(pieces);
-        let down = RowLinear::split(communicator, &down, None)?.pieces(pieces);
+        let up = ColumnLinear::shard(communicator, &up, None, Activation::Relu)?.pieces(pieces);
+        let down = RowLinear::shard(communicator, &down, None)?.pieces(pieces);
         let (h, saved_up) = up.forward_train(&x)?;
         let (split_y, saved_down) = down.forward_train(&h)?;
         let split_down = down.backward(&saved_down, &dy)?;

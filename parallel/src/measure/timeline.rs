@@ -3,18 +3,18 @@
 use std::error::Error as StdError;
 use std::path::Path;
 
+use crate::Result;
+use crate::data::{GradientOptions, Wire};
+use crate::pipeline::{Schedule, run};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use serde::{Deserialize, Serialize};
 use warpsmith::{Event, StreamPriority};
-use warpsmith_parallel::Result;
-use warpsmith_parallel::data::{GradientOptions, Wire};
-use warpsmith_parallel::pipeline::{Schedule, run};
 
-use crate::checks::wrong;
-use crate::pipelines::{Layers, MICROBATCHES, links};
-use crate::replicas::Model;
-use crate::{Arguments, Rank};
+use super::checks::wrong;
+use super::pipelines::{Layers, MICROBATCHES, links};
+use super::replicas::Model;
+use super::{Options, Rank, Sharing};
 
 /// Steps before the one that is drawn.
 const WARM_UP: usize = 3;
@@ -51,13 +51,13 @@ fn of_all_ranks(rank: &Rank, own: &[Bar]) -> Result<Vec<Bar>> {
 }
 
 /// Draws both timelines into a folder.
-pub(crate) fn draw(folder: &Path, arguments: &Arguments, rank: &Rank) -> Result<()> {
+pub(super) fn draw(folder: &Path, options: &Options, rank: &Rank) -> Result<()> {
     let mut pipeline = Vec::new();
     for schedule in [Schedule::OneForwardOneBackward, Schedule::EagerOneForwardOneBackward] {
-        let own = pipeline_step(arguments, rank, schedule)?;
+        let own = pipeline_step(options, rank, schedule)?;
         pipeline.extend(of_all_ranks(rank, &own)?);
     }
-    let data = of_all_ranks(rank, &backward_pass(arguments, rank)?)?;
+    let data = of_all_ranks(rank, &backward_pass(options, rank)?)?;
     if rank.host.rank() > 0 {
         return Ok(());
     }
@@ -78,9 +78,15 @@ pub(crate) fn draw(folder: &Path, arguments: &Arguments, rank: &Rank) -> Result<
     Ok(())
 }
 
-fn pipeline_step(arguments: &Arguments, rank: &Rank, schedule: Schedule) -> Result<Vec<Bar>> {
-    let (links, stream) = (links(rank)?, rank.device.default_stream());
-    let mut stage = Layers::new(rank, arguments.side / 2)?;
+/// What is usual, where there are kernels to share a GPU with.
+fn sharing(rank: &Rank) -> Sharing {
+    let all = rank.sharings();
+    all[1.min(all.len() - 1)]
+}
+
+fn pipeline_step(options: &Options, rank: &Rank, schedule: Schedule) -> Result<Vec<Bar>> {
+    let (links, stream) = (links(rank, sharing(rank))?, rank.device.default_stream());
+    let mut stage = Layers::new(rank, options.side / 2)?;
     for _ in 0..WARM_UP {
         run(schedule, MICROBATCHES, &links, &mut stage)?;
     }
@@ -96,11 +102,11 @@ fn pipeline_step(arguments: &Arguments, rank: &Rank, schedule: Schedule) -> Resu
     passes.into_iter().map(bar).collect()
 }
 
-fn backward_pass(arguments: &Arguments, rank: &Rank) -> Result<Vec<Bar>> {
-    let mut model = Model::new(&rank.device, arguments.side)?;
+fn backward_pass(options: &Options, rank: &Rank) -> Result<Vec<Bar>> {
+    let mut model = Model::new(&rank.device, options.side)?;
     // A bucket for each layer.
     let options = GradientOptions { bucket_bytes: 1, wire: Wire::Bf16, priority: StreamPriority::High };
-    let mut averages = model.averages(&rank.communicator, options)?;
+    let mut averages = model.averages(&rank.sharing(sharing(rank))?, options)?;
     for _ in 0..WARM_UP {
         model.step(Some(&mut averages), |_, _| Ok(()))?;
     }
