@@ -38,7 +38,7 @@ impl Problem {
 
     /// The sum of dy ∘ y in f64: what the gradients are those of.
     fn value(&self, operands: &[Array4<f32>; 3], terms: &AttentionTerms<'_, f32>) -> f64 {
-        let [q, k, v] = operands.each_ref().map(Array4::view);
+        let [q, k, v] = operands.each_ref().map(|operand| operand.view());
         let mut y = Array4::<f64>::zeros(self.dy.dim());
         let lse = None::<ndarray::ArrayViewMut3<'_, f64>>;
         attention::<f64, _, _, _, _>(q, k, v, terms, y.view_mut(), lse).expect("the shapes fit");
