@@ -15,6 +15,7 @@ mod draw;
 mod experts;
 mod operands;
 mod ours;
+mod parallel;
 mod pass;
 mod peer;
 mod profile;
@@ -65,8 +66,8 @@ pub(crate) struct Args {
     /// earlier state.
     #[arg(long, value_name = "FOLDER")]
     ptx: Option<PathBuf>,
-    /// What to measure: linear operations, or what has sizes of its own: attention, generated low-rank updates, PEER layers, top-k, operations on rows, training or the time of
-    /// the caller.
+    /// What to measure: linear operations, or what has sizes of its own: attention, generated low-rank updates, PEER layers, top-k, operations on rows, training, the time of
+    /// the caller or several ranks.
     #[arg(long, value_enum, default_value_t = Measured::Linear)]
     operation: Measured,
     /// Only these sets of sizes, separated by commas.
@@ -120,6 +121,12 @@ pub(crate) struct Args {
     /// Fail if a goal is missed.
     #[arg(long)]
     check: bool,
+    /// Of several ranks: how many.
+    #[arg(long, default_value_t = 2)]
+    ranks: usize,
+    /// Of several ranks: draw timelines of steps into this folder.
+    #[arg(long, value_name = "FOLDER")]
+    svg: Option<PathBuf>,
 }
 
 /// The operations that are measured.
@@ -139,6 +146,8 @@ enum Measured {
     Training,
     /// What calls cost their caller until the work is enqueued.
     Calls,
+    /// Collectives, and steps that several ranks share.
+    Parallel,
 }
 
 impl Args {
@@ -196,6 +205,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Measured::Rows => return row_operations::run(args),
         Measured::Training => return training::run(args),
         Measured::Calls => return calls::run(args),
+        Measured::Parallel => return parallel::run(args),
     }
     let start = Instant::now();
     let device = args.open_gpu()?;
