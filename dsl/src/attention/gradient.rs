@@ -120,9 +120,21 @@ pub struct GradientTile<T, S, G>(PhantomData<(T, S, G)>);
 /// A block of others, of a head.
 #[derive(Clone, Copy)]
 struct Others {
-    /// The number of the head, of those whose others the tile has.
-    head: u32,
+    /// The number of the head, of those whose others the tile has, times [`STAGES`], and the stage: one register for both.
+    head_and_stage: u32,
     block: u32,
+}
+
+impl Others {
+    #[inline(always)]
+    const fn head(self) -> u32 {
+        self.head_and_stage / STAGES
+    }
+
+    #[inline(always)]
+    const fn stage(self) -> u32 {
+        self.head_and_stage % STAGES
+    }
 }
 
 /// What a block of a launch works on.
@@ -145,7 +157,7 @@ impl Problem<'_> {
     /// The head of others: of Q, or, where they are keys, of K.
     #[inline(always)]
     fn other_head<G: Gives>(&self, at: Others) -> u32 {
-        if G::OF_KEYS { self.work.head * self.sizes.group.max(1) + at.head } else { self.key_head }
+        if G::OF_KEYS { self.work.head * self.sizes.group.max(1) + at.head() } else { self.key_head }
     }
 
     /// The head of Q.
@@ -188,13 +200,19 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
     /// A stage of the ring: others of Q or K, those of dY or V, and, of queries, their numbers.
     #[inline(always)]
     fn stage(index: u32) -> SharedAddress {
-        SharedAddress::dynamic().offset(2 * Self::OWN_BYTES + index % STAGES * Self::STAGE_BYTES)
+        SharedAddress::dynamic().offset(2 * Self::OWN_BYTES + index * Self::STAGE_BYTES)
     }
 
     /// The first row of the warp, among the tile's.
     #[inline(always)]
     fn warp_row() -> u32 {
         warp::warp_id() * WARP_ROWS
+    }
+
+    /// The first of the thread's two rows. Opaque: it is worth no register from block to block.
+    #[inline(always)]
+    fn own_row(work: &Work) -> u32 {
+        ptx::opaque(work.row) + Self::warp_row() + accumulator_coord(Self::opaque_lane(), 0).row
     }
 
     /// Computes the gradients of a tile's rows.
@@ -247,10 +265,9 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
         let next = |at: Others| {
             let is_last = (at.block + 1) * Self::OTHERS >= end;
             let block = if is_last { first_block } else { at.block + 1 };
-            Others { head: at.head + u32::from(is_last), block }
+            let stage = (at.stage() + 1) % STAGES;
+            Others { head_and_stage: (at.head() + u32::from(is_last)) * STAGES + stage, block }
         };
-        let lane = warp::lane_id();
-        let own_row = work.row + Self::warp_row() + accumulator_coord(lane, 0).row;
         // SAFETY: a stage is filled when all have read what it held before, and read when its copies have come; the rest is the caller's promise.
         unsafe {
             let [own, second] = if G::OF_KEYS { [tensors.k, tensors.v] } else { [tensors.q, tensors.dy] };
@@ -274,16 +291,17 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
                     columns,
                 );
             }
-            let mut at = Others { head: 0, block: first_block };
-            Self::load(of, at, 0);
-            let terms = if G::OF_KEYS { [[0.0; 2]; ROWS] } else { Self::terms_of(of, own_row) };
-            let mut index = 0;
-            while at.head < of.heads::<G>() {
+            let mut at = Others { head_and_stage: 0, block: first_block };
+            Self::load(of, at);
+            // Where registers are short they are worth none from block to block.
+            let keeps_terms = !G::OF_KEYS && !T::IS_SPLIT;
+            let terms = if keeps_terms { Self::terms_of(of, Self::own_row(work)) } else { [[0.0; 2]; ROWS] };
+            while at.head() < of.heads::<G>() {
                 ptx::cp_async_wait_group(0);
                 thread::sync_threads();
-                Self::load(of, next(at), index + 1);
+                Self::load(of, next(at));
                 if Self::has_any(of, at) {
-                    let stage = Self::stage(index);
+                    let stage = Self::stage(at.stage());
                     let mut scores = Fragment(S::Scores::zero());
                     Self::multiply_others(&mut scores, SharedAddress::dynamic(), stage);
                     let mut gradient = Fragment(S::Scores::zero());
@@ -291,8 +309,8 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
                         let own = SharedAddress::dynamic().offset(Self::OWN_BYTES);
                         Self::multiply_others(&mut gradient, own, stage.offset(Self::OTHER_BYTES));
                     }
-                    // Opaque: what follows from the row is worth no register from block to block.
-                    let row = ptx::opaque(own_row);
+                    let row = Self::own_row(work);
+                    let terms = if keeps_terms || G::OF_KEYS { terms } else { Self::terms_of(of, row) };
                     let all = [&mut scores, &mut gradient];
                     Self::differentiate(all, of, at, row, (terms, stage));
                     if G::VALUES {
@@ -304,8 +322,9 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
                     }
                 }
                 // Opaque: what comes next is worth no registers meanwhile, and copies of the loop are worth nothing.
-                at = next(Others { head: ptx::opaque(at.head), block: ptx::opaque(at.block) });
-                index = ptx::opaque(index + 1);
+                let Others { head_and_stage, block } = at;
+                let again = Others { head_and_stage: ptx::opaque(head_and_stage), block: ptx::opaque(block) };
+                at = next(again);
             }
             ptx::cp_async_wait_all();
         }
@@ -332,19 +351,19 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
         unsafe { copy_strided::<T>(to, Self::BOXES, rows, count, columns, rows_of) };
     }
 
-    /// Has the block's threads copy a block of others to the ring's stage `index`, if there is one; a group of copies of its own.
+    /// Has the block's threads copy a block of others to its stage, if there is one; a group of copies of its own.
     ///
     /// # Safety
     ///
     /// As [`run`](Self::run), and nobody reads the stage.
     #[inline(always)]
-    unsafe fn load(of: &Problem<'_>, at: Others, index: u32) {
+    unsafe fn load(of: &Problem<'_>, at: Others) {
         let (tensors, work) = (of.tensors, of.work);
-        if at.head < of.heads::<G>() {
+        if at.head() < of.heads::<G>() {
             let head = of.other_head::<G>(at);
             let first = at.block * Self::OTHERS;
             let count = work.keys - first;
-            let to = Self::stage(index);
+            let to = Self::stage(at.stage());
             let place = (work.place.key + first, head);
             let [others, second] = if G::OF_KEYS { [tensors.q, tensors.dy] } else { [tensors.k, tensors.v] };
             // SAFETY: the caller's promise; the rest is within the stage, and a row has its numbers.
@@ -555,7 +574,7 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
         // Again for each block: from one to the next it is worth no registers.
         let [begin, stop] = Self::others_of_all(of);
         if (first as i32) < begin || (first + Self::OTHERS) as i32 > stop {
-            scores::keep_within(scores, of.sizes.window, work, place, work.within);
+            scores::keep_within(scores, of.sizes.window, work, place, [0, i32::MAX as u32]);
         }
         for (score, gradient) in scores.0.as_mut().iter_mut().zip(gradient.0.as_mut()) {
             *score = ptx::ex2_approx_ftz(*score * LOG2_E);

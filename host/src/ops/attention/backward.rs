@@ -119,7 +119,7 @@ impl<'a, T: AttentionInput> AttentionGradientOp<'a, T> {
     /// # Errors
     ///
     /// As [`AttentionOp::run`], also for `y`, `lse` and `dy`; [`Error::Argument`] for keys in pages. [`Error::UnsupportedDevice`] if no kernel of the device takes the
-    /// sizes: more than 256 columns, or in f32 more than 128.
+    /// sizes: more than 256 columns, or in f32 more than 64.
     ///
     /// [`Error::Argument`]: crate::Error::Argument
     /// [`Error::UnsupportedDevice`]: crate::Error::UnsupportedDevice

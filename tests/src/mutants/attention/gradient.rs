@@ -43,7 +43,7 @@ pub(super) fn problems(
             let of = number(of)?;
             // Others of a block.
             let others = match (of, most, gives) {
-                (Number::F32, ..) | (_, 256, _) => 16,
+                (Number::F32, ..) | (_, 256, _) | (_, 128, Gives::KeysAndValues) => 16,
                 (_, 64, Gives::Queries) => 64,
                 _ => 32,
             };

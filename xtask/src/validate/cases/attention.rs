@@ -57,6 +57,8 @@ const LARGE_SIZES: [Size; 4] = [
 ];
 /// What options are validated with, each alone.
 const OF_OPTIONS: Size = ([2, 70, 90], [2, 3], [40, 24]);
+/// The most columns of f32 that kernels of gradients take.
+const MOST_OF_F32: usize = 64;
 /// The most scores of a sequence whose gradients are validated.
 const MOST_SCORES: usize = 1 << 23;
 /// Keys to the left and right.
@@ -129,7 +131,7 @@ pub(in super::super) fn attention_gradients(level: Level, device: &Device, seed:
     let is_cpu = device.kind() == DeviceKind::Cpu;
     cases.retain(|case| {
         let [_, rows, keys] = case.sequences.axes();
-        let is_wide = case.width.max(case.value_width) > WIDE.0;
+        let is_wide = case.width.max(case.value_width) > MOST_OF_F32;
         let has_kernel = is_cpu || case.dtype != DType::F32 || !is_wide;
         let scores = rows.saturating_mul(keys).saturating_mul(case.heads());
         has_kernel && case.page_size.is_none() && case.keys_dtype.is_none() && scores <= MOST_SCORES

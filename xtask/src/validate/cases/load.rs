@@ -705,7 +705,7 @@ fn attention_gradients(target: Target) -> Vec<AttentionCase> {
         return cases;
     }
     for dtype in [DType::F16, DType::Bf16, DType::F32] {
-        let most = if dtype == DType::F32 { 128 } else { 256 };
+        let most = if dtype == DType::F32 { 64 } else { 256 };
         for width in [40, 96, 128, 192, 256].into_iter().filter(|&width| width <= most) {
             for (rows, sinks) in [(70, true), (190, false)] {
                 let case = AttentionCase::new(dtype, [2, rows, 150], [2, 3], width);

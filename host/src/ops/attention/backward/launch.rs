@@ -115,9 +115,9 @@ macro_rules! kernels {
     };
 }
 kernels!(
-    f16 F16 [64 Gradient64 Gradient64By32, 96 Gradient96 Gradient96, 128 Gradient128 Gradient128] [192 Gradient192, 256 Gradient256];
-    bf16 Bf16 [64 Gradient64 Gradient64By32, 96 Gradient96 Gradient96, 128 Gradient128 Gradient128] [192 Gradient192, 256 Gradient256];
-    f32 f32 [64 Gradient64By16 Gradient64By16] [128 Gradient128By16];
+    f16 F16 [64 Gradient64 Gradient64By32, 96 Gradient96 Gradient96, 128 Gradient128 Gradient128By16] [192 Gradient192, 256 Gradient256];
+    bf16 Bf16 [64 Gradient64 Gradient64By32, 96 Gradient96 Gradient96, 128 Gradient128 Gradient128By16] [192 Gradient192, 256 Gradient256];
+    f32 f32 [] [64 Gradient64By16];
 );
 
 impl Instance {
@@ -203,7 +203,7 @@ fn no_kernel<T: AttentionInput>(checked: &Checked<'_, '_, T, T>) -> Error {
         operation: OPERATION,
         device: device.to_string(),
         expected: format!(
-            "compute capability 8.0 or later with 97 KiB of shared memory, at most {MAX_COLUMNS} columns of q and of v (in f32 128), and less than 2^30 rows and keys, and 2^31 tiles of all heads and sequences"
+            "compute capability 8.0 or later with 97 KiB of shared memory, at most {MAX_COLUMNS} columns of q and of v (in f32 64), and less than 2^30 rows and keys, and 2^31 tiles of all heads and sequences"
         ),
         actual: format!(
             "compute capability {major}.{minor}, {}, {width} and {value_width} columns, {batch} sequences of {heads} heads, {rows} rows and {keys} keys, {} KiB of shared memory",
