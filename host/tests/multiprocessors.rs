@@ -186,13 +186,12 @@ proptest! {
     ) {
         let device = h100();
         let batch = (ALL as usize + 5).div_ceil(heads);
-        let of = |seed, rows| numbers(&device, seed, &[batch, heads, rows, 64], bf16::from_f32);
+        let of = |seed, rows| numbers(&device, seed, &[batch, rows, heads, 64], bf16::from_f32);
         let (q, k, v) = (of(1, rows), of(2, keys), of(3, keys));
         expect_same_bits(&device, "attention_hopper", &limits, [1, 1], |stream| {
             bits(&ops::attention(&q, &k, &v).on(stream).run().expect("the operands fit"))
         })?;
     }
-
 }
 
 proptest! {
