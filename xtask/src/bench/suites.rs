@@ -132,9 +132,12 @@ impl Suite {
             Self::Skinny => SKINNY.iter().flat_map(|&side| ROWS.map(|rows| [rows, side, side])).collect(),
             Self::Odd => ODD.to_vec(),
             // Drawn, with what else is, or of another operation.
-            Self::Random | Self::RandomLayout | Self::RandomBatch | Self::Options | Self::Decode => {
-                Vec::new()
-            }
+            Self::Random
+            | Self::RandomLayout
+            | Self::RandomBatch
+            | Self::Options
+            | Self::Decode
+            | Self::Backward => Vec::new(),
         }
     }
 
@@ -145,7 +148,7 @@ impl Suite {
 
     /// Whether only attention has it.
     const fn is_of_attention(self) -> bool {
-        matches!(self, Self::Options | Self::Decode)
+        matches!(self, Self::Options | Self::Decode | Self::Backward)
     }
 
     /// Its cases of some sizes in a type.
@@ -199,7 +202,7 @@ impl Suite {
                 let product = |layout| Operation { batch, ..Operation::product(layout) };
                 [Layout::Nt, Layout::Nn].map(product).to_vec()
             }
-            Self::Options | Self::Decode => Vec::new(),
+            Self::Options | Self::Decode | Self::Backward => Vec::new(),
             _ => vec![Operation::BIAS_RELU],
         }
     }

@@ -38,7 +38,7 @@ impl Problem {
 
     /// The sum of dy ∘ y in f64: what the gradients are those of.
     fn value(&self, operands: &[Array4<f32>; 3], terms: &AttentionTerms<'_, f32>) -> f64 {
-        let [q, k, v] = operands.each_ref().map(Array4::view);
+        let [q, k, v] = operands.each_ref().map(|operand| operand.view());
         let mut y = Array4::<f64>::zeros(self.dy.dim());
         let lse = None::<ndarray::ArrayViewMut3<'_, f64>>;
         attention::<f64, _, _, _, _>(q, k, v, terms, y.view_mut(), lse).expect("the shapes fit");
@@ -204,7 +204,7 @@ fn what_does_not_fit_is_an_error() {
     let problem = Problem::new([1, 3, 5], [2, 2], [8, 6]);
     let run = |terms: &AttentionTerms<'_, f32>, dy: [usize; 4], dk: [usize; 4], dsinks: Option<usize>| {
         let dy = numbers(dy, 1);
-        let [q, _, v] = problem.operands.each_ref().map(Array4::dim);
+        let [q, _, v] = problem.operands.each_ref().map(|operand| operand.dim());
         let mut to = [Array4::<f32>::zeros(q), Array4::zeros(dk), Array4::zeros(v)];
         let mut dsinks = dsinks.map(Array1::<f32>::zeros);
         let operands = problem.operands.each_ref().map(|operand| operand.view());
