@@ -202,7 +202,7 @@ impl Suite {
                 let product = |layout| Operation { batch, ..Operation::product(layout) };
                 [Layout::Nt, Layout::Nn].map(product).to_vec()
             }
-            Self::Options | Self::Decode => Vec::new(),
+            Self::Options | Self::Decode | Self::Backward => Vec::new(),
             _ => vec![Operation::BIAS_RELU],
         }
     }

@@ -204,7 +204,7 @@ fn what_does_not_fit_is_an_error() {
     let problem = Problem::new([1, 3, 5], [2, 2], [8, 6]);
     let run = |terms: &AttentionTerms<'_, f32>, dy: [usize; 4], dk: [usize; 4], dsinks: Option<usize>| {
         let dy = numbers(dy, 1);
-        let [q, _, v] = problem.operands.each_ref().map(Array4::dim);
+        let [q, _, v] = problem.operands.each_ref().map(|operand| operand.dim());
         let mut to = [Array4::<f32>::zeros(q), Array4::zeros(dk), Array4::zeros(v)];
         let mut dsinks = dsinks.map(Array1::<f32>::zeros);
         let operands = problem.operands.each_ref().map(|operand| operand.view());
