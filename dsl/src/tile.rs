@@ -316,7 +316,7 @@ impl<T: Stored, A: Access, S: CopyShape> TileLoader<T, A, S> {
         // How many words a thread copies without looking whether there are more.
         let at_once = const {
             assert!(
-                (2 * S::THREADS << LOG2).is_multiple_of(1024),
+                ((2 * S::THREADS) << LOG2).is_multiple_of(1024),
                 "the swizzle repeats with every second pass"
             );
             let passes = S::ROWS / Self::rows_of_pass(LOG2);

@@ -161,9 +161,9 @@ impl<'a, K> Keys<'a, K> {
             // SAFETY: the caller's promise; what is copied is there.
             unsafe {
                 let (boxes, columns) = (PortableTile::<T, S, K>::STORED_K_BOXES, tensors.columns);
-                self.load_one::<T, S>(tensors.k, key, (to, boxes, rows), count, columns);
+                self.load_one::<T>(tensors.k, key, (to, boxes, rows), count, columns);
                 let (boxes, columns) = (PortableTile::<T, S, K>::STORED_V_BOXES, tensors.value_columns);
-                self.load_one::<T, S>(tensors.v, key, (of_values, boxes, rows), count, columns);
+                self.load_one::<T>(tensors.v, key, (of_values, boxes, rows), count, columns);
             }
         }
         ptx::cp_async_commit_group();
@@ -175,7 +175,7 @@ impl<'a, K> Keys<'a, K> {
     ///
     /// As [`load`](Self::load).
     #[inline(always)]
-    unsafe fn load_one<T: PortableElement, S: PortableShape>(
+    unsafe fn load_one<T: PortableElement>(
         &self,
         tensor: Strided,
         key: u32,

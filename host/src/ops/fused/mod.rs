@@ -35,13 +35,16 @@ use crate::trace;
 /// The fields of the epilogue of `F`.
 type OperandsOf<F> = <<F as ProductKernels>::Epilogue as EpilogueOperands>::Operands;
 
+/// The kernels, and the types of inputs and results: of which nothing is held.
+type Types<F, T, O> = fn() -> (F, T, O);
+
 /// The kernels of products with an epilogue of a program's own, on a device: see [`product`].
 #[derive(Debug)]
 pub struct FusedProduct<F, T, O> {
     device: Device,
     loaded: Loaded,
     has_hopper: bool,
-    types: PhantomData<fn() -> (F, T, O)>,
+    types: PhantomData<Types<F, T, O>>,
 }
 
 /// Loads the kernels `F` from the program's `file`, for inputs of type `T` and results of type `O`.
