@@ -18,10 +18,11 @@ pub(super) enum Lengths {
         lengths: Vec<usize>,
         ahead: Option<Ahead>,
     },
-    /// Those now, and those of a step that is under way.
+    /// Those now, those of a step that is under way, and those of an empty cache.
     Device {
         now: Tensor<u32>,
         next: Tensor<u32>,
+        none: Tensor<u32>,
     },
 }
 
@@ -111,7 +112,7 @@ impl<T: AttentionInput> KvCache<T> {
     ) -> Result<Step> {
         let device = self.device().clone();
         match &self.lengths {
-            Lengths::Device { now, next } => {
+            Lengths::Device { now, next, .. } => {
                 let of_rows = match rows {
                     Rows::All => None,
                     Rows::OnDevice(rows) => Some(rows.clone()),
@@ -198,7 +199,7 @@ impl<T: AttentionInput> KvCache<T> {
                 *lengths = before.iter().zip(rows).map(|(length, rows)| length + rows).collect();
                 Ok(())
             }
-            (Lengths::Device { now, next }, _) if step.in_order > 0 => now.copy_from_on(next, stream),
+            (Lengths::Device { now, next, .. }, _) if step.in_order > 0 => now.copy_from_on(next, stream),
             _ => Ok(()),
         }
     }

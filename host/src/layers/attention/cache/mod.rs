@@ -146,7 +146,8 @@ impl<T: AttentionInput> KvCache<T> {
             CacheFormat::F8E5M2 => Stored::E5m2(zeros(device, shapes)?),
         };
         let lengths = if lengths_on_device {
-            Lengths::Device { now: Tensor::zeros(device, [batch])?, next: Tensor::zeros(device, [batch])? }
+            let zeros = || Tensor::zeros(device, [batch]);
+            Lengths::Device { now: zeros()?, next: zeros()?, none: zeros()? }
         } else {
             Lengths::Host { lengths: vec![0; batch], ahead: None }
         };
@@ -280,13 +281,19 @@ impl<T: AttentionInput> KvCache<T> {
         self.set_lengths(all)
     }
 
-    /// Empties the cache.
+    /// Empties the cache. The host waits for nothing, so that it can be [captured](crate::Stream::capture).
     ///
     /// # Errors
     ///
     /// Whatever copying lengths may return, where they are on the device.
     pub fn reset(&mut self) -> Result<()> {
-        self.set_lengths(vec![0; self.batch()])
+        match &mut self.lengths {
+            Lengths::Host { lengths, .. } => {
+                lengths.fill(0);
+                Ok(())
+            }
+            Lengths::Device { now, none, .. } => now.copy_from(none),
+        }
     }
 
     fn set_lengths(&mut self, all: Vec<usize>) -> Result<()> {
