@@ -20,9 +20,6 @@ const OPERATION: &str = "SplitExperts";
 const SPREAD: u64 = 2_654_435_769;
 /// Experts that are packed at a time.
 const AT_A_TIME: usize = 1024;
-/// Into how many pieces tokens are cut unless another number is asked for, where all ranks together have so many tokens.
-const PIECES: usize = 2;
-const MANY_TOKENS: usize = 2048;
 
 /// Which rank has which expert, as follows from a hash of its number. All ranks have as many experts, or one more or less.
 ///
@@ -128,7 +125,7 @@ pub struct SplitExperts {
     table: ExpertTable,
     own_count: usize,
     activation: Activation,
-    pieces: Option<usize>,
+    pieces: usize,
 }
 
 /// A piece of the tokens of all ranks.
@@ -167,7 +164,7 @@ impl SplitExperts {
         own.iter().enumerate().for_each(|(row, &expert)| slot_of[expert] = row as u32);
         let table = ExpertTable::part(&rows, &slot_of)?;
         let (communicator, activation, own_count) = (communicator.clone(), Activation::GeluErf, own.len());
-        Ok(Self { communicator, placement, layout, table, own_count, activation, pieces: None })
+        Ok(Self { communicator, placement, layout, table, own_count, activation, pieces: 1 })
     }
 
     /// What the hidden units do to x·u.
@@ -177,11 +174,11 @@ impl SplitExperts {
     }
 
     /// Cuts each rank's tokens into so many pieces, at least one. While experts are evaluated for one, the next one is gathered
-    /// and the outputs of the one before are added up. It is 2 unless it is set, and 1 where all ranks together have fewer than
-    /// 2048 tokens. Outputs have the same bits. All ranks give the same number.
+    /// and the outputs of the one before are added up. It is 1 unless it is set: more are worth it only where a call takes much
+    /// less time than the experts of a piece. Outputs have the same bits. All ranks give the same number.
     #[must_use]
     pub fn pieces(self, pieces: usize) -> Self {
-        Self { pieces: Some(pieces), ..self }
+        Self { pieces, ..self }
     }
 
     /// Which rank has which expert.
@@ -217,7 +214,7 @@ impl SplitExperts {
             (routing.ids.contiguous()?, routing.gates.contiguous()?, x.contiguous()?);
         let stream = device.default_stream();
         let y = Tensor::uninit_on(&stream, [tokens, self.layout.o()])?;
-        let pieces = self.pieces_of(tokens);
+        let pieces = self.pieces.clamp(1, tokens.max(1));
         let mut gathered = Vec::with_capacity(pieces);
         for piece in 0..pieces {
             let range = even_range(tokens, pieces, piece);
@@ -275,14 +272,6 @@ impl SplitExperts {
     ) -> Result<Tensor<T>> {
         let operation = ops::expert_mlp(x, routing, &self.table).activation(self.activation);
         Ok(operation.part_of(tokens).on(stream).run()?)
-    }
-
-    /// Into how many pieces so many tokens of each rank are cut.
-    fn pieces_of(&self, tokens: usize) -> usize {
-        let size = self.communicator.size();
-        // Alone there is nothing to wait for.
-        let is_worth = size > 1 && tokens.saturating_mul(size) >= MANY_TOKENS;
-        self.pieces.unwrap_or(if is_worth { PIECES } else { 1 }).clamp(1, tokens.max(1))
     }
 
     /// Tokens, heads, and experts of each.

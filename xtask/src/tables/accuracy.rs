@@ -15,8 +15,9 @@ pub(super) const NAME: &str = "-error-";
 const WORDS: &str = "\
 ### How exact f32 is
 
-Ours and cuBLASLt's, both as they are timed, on the same operands, beside sums in f64 of exact products: up to 64 rows of Y, spread over all of it,
-where ReLU leaves something. Errors are shares of the root mean square of the right results.
+The table has ours and cuBLASLt's, both as they are timed, on the same operands. They stand beside sums in f64 of exact
+products. Up to 64 rows of Y are compared, spread over all of it, where ReLU leaves something. Errors are shares of the root
+mean square of the right results.
 ";
 
 /// A row for each type, size and side.

@@ -10,7 +10,7 @@ use super::results::Entry;
 /// What names of files of attention have.
 pub(super) const NAME: &str = "attention";
 /// The suites of these rows.
-pub(super) const SUITES: [&str; 3] = ["attention", "attention-options", DECODE];
+pub(super) const SUITES: [&str; 4] = ["attention", "attention-options", DECODE, "attention-backward"];
 /// That of single rows, which the memory's bandwidth limits.
 const DECODE: &str = "attention-decode";
 

@@ -146,13 +146,20 @@ fn found<'a>(line: &Line, rows: &'a [Measurement]) -> Option<(&'a Measurement, &
     Some((of.first()?, best))
 }
 
+/// The model of a GPU, without what all names have and without its memory: `H100` of `NVIDIA H100 80GB HBM3`.
+fn short_name(gpu: &str) -> &str {
+    gpu.strip_prefix("NVIDIA ").unwrap_or(gpu).split(' ').next().unwrap_or(gpu)
+}
+
 /// A row for each kind of sizes drawn at random, of all files.
 fn random(files: &[String], read: impl Fn(&str) -> Result<Vec<Measurement>>) -> Result<String> {
     let mut text = format!(
-        "| sizes drawn at random | with a baseline | mean | 5th percentile | lowest | below {LOST} |\n|---|---|---|---|---|---|\n"
+        "| sizes drawn at random | GPU | with a baseline | mean | 5th percentile | lowest | below {LOST} |\n|---|---|---|---|---|---|---|\n"
     );
     for name in files.iter().filter(|name| name.starts_with("random")) {
-        for spread in spreads(&read(name)?) {
+        let rows = read(name)?;
+        let gpu = rows.first().map_or("", |row| short_name(&row.gpu));
+        for spread in spreads(&rows) {
             let [mean, low, lowest] = spread.statistics();
             // The suite of linear layers has no name but that.
             let words = match spread.name.strip_prefix("random ") {
@@ -161,7 +168,7 @@ fn random(files: &[String], read: impl Fn(&str) -> Result<Vec<Measurement>>) -> 
             };
             writeln!(
                 text,
-                "| {words} | {} | {mean:.2} | {low:.2} | {lowest:.2} | {} |",
+                "| {words} | {gpu} | {} | {mean:.2} | {low:.2} | {lowest:.2} | {} |",
                 spread.count(),
                 spread.lost()
             )?;
@@ -206,10 +213,11 @@ mod tests {
         let files = ["linear-h100".to_owned(), "random-a".into(), "random-b".into()];
         let drawn = |name: &str| {
             assert!(name.starts_with("random"), "{name}");
-            Ok(vec![Measurement { suite: "random".into(), ..row("cublaslt-fused", 9.0) }])
+            let gpu = "NVIDIA H100 80GB HBM3".into();
+            Ok(vec![Measurement { suite: "random".into(), gpu, ..row("cublaslt-fused", 9.0) }])
         };
         let text = text("random", &files, drawn).expect("rows");
-        let line = "| linear layer bf16, K and N multiples of 8 | 1 | 0.90 | 0.90 | 0.90 | 1 |";
+        let line = "| linear layer bf16, K and N multiples of 8 | H100 | 1 | 0.90 | 0.90 | 0.90 | 1 |";
         assert_eq!(text.lines().filter(|other| *other == line).count(), 2, "{text}");
     }
 
