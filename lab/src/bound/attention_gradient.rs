@@ -10,8 +10,8 @@
 //!
 //! Of factors that are off by δa and δb, the product is off by at most `(|a| + δa)(|b| + δb) − |a b|`, and so on for more of them.
 //!
-//! **Weights.** A weight's exponent is off by what its logit is, by what lse is, which has its own bound, and by the roundings of their difference and of the factor that
-//! makes it a power of two: what a weight of the forward pass is off by, with lse in the place of the largest logit. The CPU divides by the sum instead, whose logarithm lse
+//! **Weights.** A weight's exponent is off by what its logit is, and by what lse is, which has its own bound. Roundings come on top: of their difference, and of the factor
+//! that makes it a power of two. So it is as off as a weight of the forward pass, with lse in the place of the largest logit. The CPU divides by the sum instead, whose logarithm lse
 //! is: one rounding more. So p is off by `p · e` with `e = (1 + w) exp(δlse) (1 + 2u) − 1`, with w the error of such a weight.
 //!
 //! **Δ.** GPUs add up products with the rounded y, which is off by its bound β: `Σ |dy| β`, and the D products pass through at most D + 6 roundings. The CPU adds up

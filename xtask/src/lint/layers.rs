@@ -34,7 +34,7 @@ const LAYERED: [Layered; 4] = [
         name: "warpsmith-parallel",
         root: "parallel/src/lib.rs",
         // A communicator of processes meets as it is launched, and threads are launched with their communicators.
-        floor: &["communicator", "digest", "error", "launch", "split"],
+        floor: &["communicator", "digest", "error", "launch", "ranges"],
         foreign: &["warpsmith_lab"],
     },
     Layered {
@@ -54,6 +54,7 @@ const LAYERED: [Layered; 4] = [
             "reduce",
             "scalar",
             "shared",
+            "slice",
             "thread",
             "tile",
             "warp",

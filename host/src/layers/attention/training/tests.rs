@@ -67,8 +67,8 @@ fn value(layer: &Attention<f32>, x: &Tensor<f32>, dy: &Tensor<f32>) -> f64 {
     bits(&y).into_iter().zip(bits(dy)).map(|(y, dy)| f64::from(y) * f64::from(dy)).sum()
 }
 
-/// Checks a derivative along `direction` against differences. They may be off by what halving the step changes, and by roundings: of y, which is made of sums of some tens of
-/// terms, by 64 of them, which add up to so much of `size`, the sum of |dy ∘ y|.
+/// Checks a derivative along `direction` against differences. They may be off by what halving the step changes, and by 64 roundings of y: it is made of sums of some tens
+/// of terms. The roundings add up to so much of `size`, the sum of |dy ∘ y|.
 fn along(direction: &[f32], gradient: &[f32], size: f64, value: impl Fn(f32) -> f64) {
     let exact: f64 = gradient.iter().zip(direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
     let difference = |step: f32| (value(step) - value(-step)) / (2.0 * f64::from(step));
