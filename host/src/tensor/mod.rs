@@ -46,6 +46,11 @@ pub(crate) struct Span<'t> {
 }
 
 impl Span<'_> {
+    /// How many bytes behind its start the other one starts, where both are of one buffer.
+    pub(crate) fn distance(&self, other: &Span<'_>) -> Option<i128> {
+        Arc::ptr_eq(self.buffer, other.buffer).then(|| other.bytes[0] as i128 - self.bytes[0] as i128)
+    }
+
     /// Whether they have a byte in common.
     pub(crate) fn meets(&self, other: &Span<'_>) -> bool {
         let meet = |[start, end]: [u64; 2], [other_start, other_end]: [u64; 2]| {

@@ -16,61 +16,59 @@ use super::rows::{Float, Operands, number};
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let rest = name.strip_prefix("elementwise_")?;
     let (is_any, rest) = rest.strip_prefix("any_").map_or((false, rest), |rest| (true, rest));
-    let of = Float::named(rest)?;
+    let (of, arity) = rest.rsplit_once('_')?;
+    let of = Float::named(of)?;
+    let operands = 1 + ["unary", "binary", "ternary"].into_iter().position(|name| name == arity)?;
     let chunk = if is_any { 4 } else { 16 / of.bytes() };
     // What columns are a multiple of: a row may end before each element of a chunk, or of each chunk.
     let unit = if is_any { 1 } else { chunk };
-    let functions = [
-        Activation::ALL.map(Elementwise::Activation).to_vec(),
-        [Elementwise::Add, Elementwise::Multiply]
+    let functions: Vec<Elementwise> = match operands {
+        1 => Activation::ALL.map(Elementwise::Activation).to_vec(),
+        2 => [Elementwise::Add, Elementwise::Multiply]
             .into_iter()
             .chain(Activation::ALL.map(Elementwise::Gated))
             .chain(Activation::ALL.map(Elementwise::ActivationGradient))
             .collect(),
-        Activation::ALL.map(Elementwise::GatedGradient).to_vec(),
-    ];
-    let mut all = Vec::new();
-    for (operands, functions) in (1..).zip(functions) {
-        let chunks = chunks_of(operands) as usize;
-        let round = chunks * chunk;
-        let mut cases = Vec::new();
-        let mut function = functions.iter().copied().cycle();
-        let mut case = |columns: usize, types: [Float; 4]| Case {
-            of,
-            function: function.next().unwrap_or(Elementwise::Add),
-            types,
-            rows: 2,
-            columns,
-            gap: unit,
-            threads: 1,
-            grid: [1, 1, 1],
-            is_row: false,
-        };
-        // The types of the second and the third operand, and of results.
-        let types = |number: usize| {
-            [number, number / 3, number + number / 9, number + 1 + number / 3].map(|at| TYPES[at % 3])
-        };
-        let ends = round / unit + 1;
-        let kinds = [3, 3, 9][operands - 1];
-        for end in 1..=ends {
-            for kind in 0..kinds {
-                cases.push(case(end * unit, types(kind + end / 4)));
-            }
+        _ => Activation::ALL.map(Elementwise::GatedGradient).to_vec(),
+    };
+    let chunks = chunks_of(operands) as usize;
+    let round = chunks * chunk;
+    let mut cases = Vec::new();
+    let mut function = functions.iter().copied().cycle();
+    let mut case = |columns: usize, types: [Float; 4]| Case {
+        of,
+        function: function.next().unwrap_or(Elementwise::Add),
+        types,
+        rows: 2,
+        columns,
+        gap: unit,
+        threads: 1,
+        grid: [1, 1, 1],
+        is_row: false,
+    };
+    // The types of the second and the third operand, and of results.
+    let types = |number: usize| {
+        [number, number / 3, number + number / 9, number + 1 + number / 3].map(|at| TYPES[at % 3])
+    };
+    let ends = round / unit + 1;
+    let kinds = [3, 3, 9][operands - 1];
+    for end in 1..=ends {
+        for kind in 0..kinds {
+            cases.push(case(end * unit, types(kind + end / 4)));
         }
-        // More elements than threads, along rows and columns.
-        for (index, _) in functions.iter().enumerate() {
-            let wide = case((6 * round + chunk).next_multiple_of(unit), types(index));
-            cases.push(Case { rows: 9, threads: 64, grid: [1, 2, 1], gap: 0, ..wide });
-            let more = case(3 * 2 * round + round, types(index + 1));
-            cases.push(Case { rows: 3, threads: 1, grid: [2, 1, 1], ..more });
-        }
-        if operands == 2 {
-            cases.push(Case { is_row: true, rows: 5, ..case(round, types(0)) });
-        }
-        cases.push(Case { rows: 300, ..case(unit, types(1)) });
-        all.extend(cases.into_iter().map(|case| Box::new(case) as Box<dyn Problem>));
     }
-    Some(all)
+    // More elements than threads, along rows and columns.
+    for (index, _) in functions.iter().enumerate() {
+        let wide = case((6 * round + chunk).next_multiple_of(unit), types(index));
+        cases.push(Case { rows: 9, threads: 64, grid: [1, 2, 1], gap: 0, ..wide });
+        let more = case(3 * 2 * round + round, types(index + 1));
+        cases.push(Case { rows: 3, threads: 1, grid: [2, 1, 1], ..more });
+    }
+    if operands == 2 {
+        cases.push(Case { is_row: true, rows: 5, ..case(round, types(0)) });
+    }
+    cases.push(Case { rows: 300, ..case(unit, types(1)) });
+    Some(cases.into_iter().map(|case| Box::new(case) as Box<dyn Problem>).collect())
 }
 
 const TYPES: [Float; 3] = [Float::F16, Float::Bf16, Float::F32];

@@ -174,6 +174,30 @@ impl<T: AttentionInput + LinearInput + LinearGradientElement> Attention<T> {
                 actual: format!("those of {count}"),
             });
         }
+        // Before anything is added: what is refused half way could not be taken back.
+        for (name, shape, expected) in [
+            ("dx", gradients.dx.shape(), saved.x.shape()),
+            ("output.dw", gradients.output.dw.shape(), self.output.weight().shape()),
+        ] {
+            if shape != expected {
+                return Err(Error::Argument {
+                    operation: "Attention::accumulate",
+                    argument: "gradients",
+                    expected: format!("`{name}` of shape {expected:?}"),
+                    actual: format!("one of shape {shape:?}"),
+                });
+            }
+        }
+        for (layer, of) in self.projections().iter().zip(&gradients.projections) {
+            if of.dw.shape() != layer.weight().shape() {
+                return Err(Error::Argument {
+                    operation: "Attention::accumulate",
+                    argument: "gradients",
+                    expected: format!("a projection's `dw` of shape {:?}", layer.weight().shape()),
+                    actual: format!("one of shape {:?}", of.dw.shape()),
+                });
+            }
+        }
         self.write_gradients(saved, dy, gradients, true, &self.device().default_stream())
     }
 

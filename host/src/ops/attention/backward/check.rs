@@ -144,8 +144,8 @@ fn are_side_by_side<T: Element>(a: &Tensor<T>, b: &Tensor<T>) -> bool {
         (is_batch_of_rows && extent <= row).then_some((row, extent))
     };
     let (Some((row, of_a)), Some((other_row, of_b))) = (of(a), of(b)) else { return false };
-    let [first, second] = [a, b].map(|tensor| i128::from(tensor.arg().address()) / size_of::<T>() as i128);
-    let apart = (second - first).rem_euclid(i128::from(row.max(1)));
+    let Some(distance) = a.span().distance(&b.span()) else { return false };
+    let apart = (distance / size_of::<T>() as i128).rem_euclid(i128::from(row.max(1)));
     row == other_row && apart >= i128::from(of_a) && apart + i128::from(of_b) <= i128::from(row)
 }
 

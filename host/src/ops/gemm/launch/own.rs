@@ -204,6 +204,8 @@ impl<T: Element, O: Element, E: KernelParam> OwnLaunch<'_, T, O, E> {
         let &Self { loaded, stream, blocks, operands, epilogue } = self;
         let &Operands { y_arg, m, n, k, .. } = operands;
         let dealt = Dealt::whole::<T, O, S>(stream, operands, blocks);
+        // No more than the stream has multiprocessors for.
+        let blocks = dealt.blocks;
         let launch = hopper_launch::<T, O, S>(operands, &dealt)?;
         let kernel = loaded.kernel::<K>()?;
         let args = (launch.x, launch.w, launch.y_boxes, y_arg, epilogue, launch.params);
