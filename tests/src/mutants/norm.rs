@@ -35,7 +35,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let (chunk, chunks) = match (is_any, is_gradient) {
         (true, _) => (4, 2),
         (false, true) => (vector, 2),
-        (false, false) => (vector, 4),
+        (false, false) => (vector, 16 / vector),
     };
     let unit = if is_any { 1 } else { chunk };
     let kernel = Kernel { of, is_gradient, chunk, chunks, cluster: if is_clustered { 2 } else { 1 } };
