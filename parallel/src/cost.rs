@@ -67,6 +67,8 @@ impl Line {
     /// The line with the least largest relative error, among those that follow from how many of the smallest points are the
     /// least time. Latency and bandwidth are fitted to the others with relative errors that are small by their squares.
     ///
+    /// A time above that of more bytes counts as the latter: the call was held up, since its bytes cannot be the reason.
+    ///
     /// ```
     /// use warpsmith_parallel::cost::{Line, Point};
     ///
@@ -81,8 +83,6 @@ impl Line {
     ///
     /// [`Error::Argument`](crate::Error::Argument) if there are fewer than two sizes, or a time or a size is none.
     pub fn fit(points: &[Point]) -> Result<Self> {
-        let mut points = points.to_vec();
-        points.sort_by(|one, other| one.bytes.total_cmp(&other.bytes));
         let is_one = |point: &&Point| {
             let Point { bytes, seconds } = **point;
             bytes >= 0.0 && bytes.is_finite() && seconds > 0.0 && seconds.is_finite()
@@ -91,6 +91,7 @@ impl Line {
             let expected = "sizes from 0 bytes on, and times above 0";
             return Err(argument(OPERATION, "points", expected, format!("{point:?}")));
         }
+        let points = undisturbed(points);
         let lines = (0..points.len()).filter_map(|count| {
             let (small, large) = points.split_at(count);
             let (latency, per_byte) = straight(large)?;
@@ -108,12 +109,25 @@ impl Line {
         self.least.max(self.latency + bytes * self.per_byte)
     }
 
-    /// How far the line is from points at most, over their times.
+    /// How far the line is from points at most, over their times. Times above those of more bytes count as in [`Line::fit`].
     #[must_use]
     pub fn largest_error(&self, points: &[Point]) -> f64 {
+        let points = undisturbed(points);
         let errors = points.iter().map(|point| (self.seconds(point.bytes) / point.seconds - 1.0).abs());
         errors.fold(0.0, f64::max)
     }
+}
+
+/// The points by their bytes, each with the shortest time of as many bytes or more.
+fn undisturbed(points: &[Point]) -> Vec<Point> {
+    let mut points = points.to_vec();
+    points.sort_by(|one, other| one.bytes.total_cmp(&other.bytes));
+    let mut shortest = f64::INFINITY;
+    for point in points.iter_mut().rev() {
+        shortest = shortest.min(point.seconds);
+        point.seconds = shortest;
+    }
+    points
 }
 
 /// The time with the least sum of squares of relative errors; 0 of no points.
@@ -250,6 +264,22 @@ mod tests {
             assert!((line.per_byte * bandwidth - 1.0).abs() < 1e-9, "{line:?}");
             assert!((line.latency - latency).abs() < 1e-12, "{line:?}");
         }
+    }
+
+    #[test]
+    fn calls_that_were_held_up_count_as_those_of_more_bytes() {
+        let quiet = points(9e-5, 5e-5, 3e11);
+        let mut noisy = quiet.clone();
+        for point in noisy.iter_mut().take(9).step_by(2) {
+            point.seconds *= 1.5;
+        }
+        let line = Line::fit(&noisy).expect("there are points");
+        assert_eq!(line, Line::fit(&quiet).expect("there are points"));
+        assert!(line.largest_error(&noisy) < 1e-9, "{line:?}");
+        // A time that is too short is no noise.
+        noisy[3].seconds = 4.5e-5;
+        let line = Line::fit(&noisy).expect("there are points");
+        assert!(line.largest_error(&noisy) > 0.3, "{line:?}");
     }
 
     #[test]
