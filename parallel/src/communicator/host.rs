@@ -85,6 +85,11 @@ impl HostRank {
         self.limit
     }
 
+    /// The ranks of this group, as the whole communicator counts them.
+    pub(crate) fn members(&self) -> &[usize] {
+        &self.members
+    }
+
     fn others(&self) -> Vec<usize> {
         (0..self.members.len()).filter(|&rank| rank != self.rank).collect()
     }

@@ -88,20 +88,23 @@ impl Inbox {
         self.state.lock().failure.clone()
     }
 
-    /// A rank that is gone and without which `call` cannot be done, or may not: how it went, and whether that is certain.
+    /// A rank of the call's group, `members`, that is gone and without which `call` cannot be done, or may not: how it went, and whether that is certain. One of
+    /// which it is certain comes first.
     ///
     /// Who has ended the call's group before has done its part of the collectives until then, and of all messages.
-    pub(crate) fn gone_before(&self, call: &Call) -> Option<(usize, String, bool)> {
+    pub(crate) fn gone_before(&self, call: &Call, members: &[usize]) -> Option<(usize, String, bool)> {
         let state = self.state.lock();
-        let mut peers = state.peers.iter().enumerate();
-        peers.find_map(|(rank, peer)| {
+        let gone = |&rank: &usize| {
+            let peer = state.peers.get(rank)?;
             let reason = peer.gone.clone()?;
             match peer.ended.get(&call.group) {
                 None => Some((rank, reason, false)),
                 Some(_) if call.operation == Operation::PointToPoint => None,
                 Some(&count) => (call.number >= count).then_some((rank, reason, true)),
             }
-        })
+        };
+        let certain = members.iter().filter_map(gone).find(|(.., is_certain)| *is_certain);
+        certain.or_else(|| members.iter().find_map(gone))
     }
 
     /// The next message of each of the ranks `from`, which all have to come within the limit.
@@ -160,7 +163,10 @@ mod tests {
         let call = |operation, group, number| Call { group, number, operation, dtype: DType::F32, count: 1 };
         let end = call(Operation::End, 7, 5);
         inbox.put(2, Message { call: end, bytes: Arc::default() });
-        let of = |operation, group, number| inbox.gone_before(&call(operation, group, number));
+        let of_members = |members: &[usize], operation, group, number| {
+            inbox.gone_before(&call(operation, group, number), members)
+        };
+        let of = |operation, group, number| of_members(&[0, 1, 2], operation, group, number);
         // While it is there, nothing is certain.
         assert_eq!(of(Operation::AllGather, 7, 5), None);
         inbox.set_gone(2, "as a test");
@@ -174,5 +180,8 @@ mod tests {
         // A rank that ends without a word may be missed in every call.
         inbox.set_gone(1, "as a test");
         assert!(of(Operation::AllGather, 7, 4).is_some_and(|(rank, _, is_certain)| rank == 1 && !is_certain));
+        // The one that is missed for certain is named, and nobody of another group.
+        assert_eq!(of(Operation::AllGather, 7, 5), gone(true));
+        assert_eq!(of_members(&[0, 2], Operation::AllGather, 7, 4), None);
     }
 }

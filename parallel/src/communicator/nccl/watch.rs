@@ -339,11 +339,12 @@ impl Shared {
 
     /// Why a call that other ranks have a part in will not end: one has failed, or has been gone for long.
     fn interruption(&self, call: &Call, gone_since: &Cell<Option<Instant>>) -> Option<Failure> {
-        let inbox = self.host.host()?.inbox();
+        let host = self.host.host()?;
+        let inbox = host.inbox();
         if let Some(failure) = inbox.failure() {
             return Some(failure);
         }
-        let (rank, reason, is_certain) = inbox.gone_before(call)?;
+        let (rank, reason, is_certain) = inbox.gone_before(call, host.members())?;
         let since = gone_since.get().unwrap_or_else(Instant::now);
         gone_since.set(Some(since));
         (is_certain || since.elapsed() > GRACE).then(|| Failure::Lost {
