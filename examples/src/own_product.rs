@@ -59,7 +59,7 @@ mod tests {
     use warpsmith::{Device, Element, Error, Result, Tensor};
 
     use super::*;
-    use crate::testing::{U, numbers};
+    use crate::testing::{U, numbers, with_last_grid};
 
     const KERNELS: warpsmith::KernelFile = warpsmith::include_kernels!("own_product");
 
@@ -187,6 +187,27 @@ mod tests {
         let halves = Case::<f16, f16, softplus_f16>::new(emulator("emulator:9.0"), f16::from_f32)?;
         let error = halves.check([64, 64, 64], 0, Some(Tile::Skinny64x64), None).unwrap_err().to_string();
         assert!(error.contains("skinny-16x64-split4") && error.contains("skinny-64x64"), "{error}");
+        Ok(())
+    }
+
+    #[test]
+    fn launches_leave_the_multiprocessors_that_their_stream_leaves() -> Result<()> {
+        let case = Case::<f16, f16, softplus_f16>::new(emulator("emulator:9.0"), f16::from_f32)?;
+        // More tiles than multiprocessors: launches with one for each block are left alone.
+        let [m, n, k] = [12 * 128, 12 * 256, 16];
+        let (x, w) = (case.matrix(31, [m, k], k)?, case.matrix(32, [n, k], k)?);
+        let [scales, bias] = [(33, m), (34, n)].map(|(seed, length)| {
+            Tensor::from_slice(&case.device, &numbers(seed, length), [length]).expect("it fits")
+        });
+        let run = |stream: &warpsmith::Stream| {
+            let product = case.product.of(&x, &w, (&scales, &bias));
+            product.tile(Some(Tile::HopperCooperative128x256)).parts(Some(1)).on(stream).run()?.to_vec()
+        };
+        let stream = case.device.default_stream();
+        let (whole, blocks) = with_last_grid(|| run(&stream));
+        let (limited, fewer) = with_last_grid(|| run(&stream.with_multiprocessors(6)));
+        assert_eq!((blocks, fewer), (132, 6));
+        assert_eq!(whole?, limited?);
         Ok(())
     }
 

@@ -55,3 +55,44 @@ pub(crate) fn assert_within(actual: f32, expected: f64, bound: f64, place: impl 
         "at {place:?}: {actual} instead of {expected}, off by {error:e}, bound {bound:e}"
     );
 }
+
+/// The blocks of the last launch that this thread is told of.
+#[derive(Clone, Default)]
+struct LastGrid(std::sync::Arc<std::sync::atomic::AtomicU32>);
+
+impl tracing::field::Visit for LastGrid {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "grid" {
+            let text = format!("{value:?}");
+            let axes = text.trim_matches(['[', ']']).split(", ").map(|axis| axis.parse::<u32>());
+            let blocks = axes.map(|axis| axis.expect("a grid is of numbers")).product();
+            self.0.store(blocks, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+}
+
+impl tracing::Subscriber for LastGrid {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == "warpsmith::launch"
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// What `work` returns, and the blocks of its last launch.
+pub(crate) fn with_last_grid<R>(work: impl FnOnce() -> R) -> (R, u32) {
+    let grid = LastGrid::default();
+    let result = tracing::subscriber::with_default(grid.clone(), work);
+    (result, grid.0.load(std::sync::atomic::Ordering::Relaxed))
+}
