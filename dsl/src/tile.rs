@@ -285,8 +285,8 @@ impl<T: Stored, A: Access, S: CopyShape> TileLoader<T, A, S> {
         }
     }
 
-    /// Copies words, of each `bytes` bytes, the first of which comes from `from`. `is_whole` says that all of the tile's columns lie within
-    /// the operand; it is the same for all threads.
+    /// Copies words, of each `bytes` bytes, the first of which comes from `from`. `is_whole` says that the operand has all of the tile's
+    /// columns; it is the same for all threads.
     ///
     /// # Safety
     ///
@@ -304,8 +304,8 @@ impl<T: Stored, A: Access, S: CopyShape> TileLoader<T, A, S> {
         }
     }
 
-    /// Copies words of 2<sup>`LOG2`</sup> bytes, of which none lies beyond the operand's columns. Rows beyond it are its last row once more: what comes of
-    /// them, nobody stores. Zeros would take more instructions than the words.
+    /// Copies words of 2<sup>`LOG2`</sup> bytes, all of them within the operand's columns. For rows beyond it, a thread copies its last row within once more:
+    /// nobody stores what comes of them. Zeros would take more instructions than the words.
     ///
     /// # Safety
     ///
@@ -352,7 +352,7 @@ impl<T: Stored, A: Access, S: CopyShape> TileLoader<T, A, S> {
         }
     }
 
-    /// Copies words, of each `bytes` bytes, the first of which comes from `from`; what lies outside the operand are zeros.
+    /// Copies words, of each `bytes` bytes, the first of which comes from `from`; what is outside the operand becomes zeros.
     ///
     /// # Safety
     ///

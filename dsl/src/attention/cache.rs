@@ -236,9 +236,9 @@ pub unsafe fn positions(p: &PositionParams) {
     unsafe {
         let read =
             |from: Global<u32>, at: u32| ptx::ld_global_nc_f32(from.offset(at as u64).address()).to_bits();
-        let (sequence, place) = if p.offsets.is_null() {
+        let (sequence, place, is_counted) = if p.offsets.is_null() {
             let length = p.length.max(1);
-            (token / length, token % length)
+            (token / length, token % length, true)
         } else {
             // The last sequence that begins at the token or before it.
             let (mut sequence, mut end) = (0, p.sequences);
@@ -250,9 +250,13 @@ pub unsafe fn positions(p: &PositionParams) {
                     end = middle;
                 }
             }
-            (sequence, token.saturating_sub(read(p.offsets, sequence)))
+            let is_counted = sequence < p.sequences
+                && read(p.offsets, sequence) <= token
+                && token < read(p.offsets, sequence + 1);
+            let place = if is_counted { token - read(p.offsets, sequence) } else { 0 };
+            (sequence, place, is_counted)
         };
-        let first = if p.first.is_null() { 0 } else { read(p.first, sequence) };
+        let first = if p.first.is_null() || !is_counted { 0 } else { read(p.first, sequence) };
         ptx::st_global_b32(p.positions.offset(token as u64).address(), first + place);
     }
 }

@@ -20,12 +20,13 @@ use core::marker::PhantomData;
 pub use rows::{BLOCK_ROWS, RowParams, find_rows};
 
 use super::portable::copies::copy_strided;
-use super::portable::{PortableElement, Strided, WARPS, place};
+use super::portable::products::{add_weighted, multiply_rows};
+use super::portable::{PortableElement, Strided, WARPS};
 use super::scores::{self, Place, ScoreOperands, tanh};
 use super::softmax::LOG2_E;
 use super::work::{Sequences, Sizes, Tiles, Work};
 use crate::launch::{Global, GlobalMut};
-use crate::layout::{CHUNK_BYTES, a_fragment_chunk, accumulator_coord, b_fragment_chunk};
+use crate::layout::accumulator_coord;
 use crate::ptx::{self, Accumulators};
 use crate::shared::SharedAddress;
 use crate::tile::registers::{Fragment, ROWS};
@@ -448,30 +449,10 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
     /// All lanes of the warp call it; both have come.
     #[inline(always)]
     unsafe fn multiply_others(products: &mut Fragment<S::Scores>, own: SharedAddress, others: SharedAddress) {
-        let lane = Self::opaque_lane();
-        let all = ptx::opaque(u32::MAX);
-        let (of_own, of_other) = (a_fragment_chunk(lane), b_fragment_chunk(lane));
         // A warp's rows, and each pair's others, are whole units of the swizzle.
         let own = own.offset(Self::warp_row() * BOX_ROW_BYTES);
-        let (fragments, _) = products.0.as_mut().as_chunks_mut::<4>();
-        for step in 0..Self::STEPS {
-            let own_at = place(Self::ROWS, of_own.row, (2 * step + of_own.chunk) * CHUNK_BYTES);
-            let other_at = place(Self::OTHERS, of_other.row, (2 * step + of_other.chunk) * CHUNK_BYTES);
-            // SAFETY: within the tile's rows, and below within the stage's others.
-            let a = T::prepare_a(unsafe { ptx::ldmatrix_x4(own.offset(own_at).get()) });
-            for (pair, fragments) in fragments.chunks_exact_mut(2).enumerate() {
-                let other_at = other_at + pair as u32 * 16 * BOX_ROW_BYTES;
-                // SAFETY: as above; all lanes are here.
-                unsafe {
-                    let [b0, b1, b2, b3] = ptx::ldmatrix_x4(others.offset(other_at).get());
-                    T::multiply_add(&mut fragments[0], a, T::prepare_b([b0, b1]));
-                    T::multiply_add(&mut fragments[1], a, T::prepare_b([b2, b3]));
-                    if T::IS_SPLIT {
-                        ptx::bar_warp_sync(all);
-                    }
-                }
-            }
-        }
+        // SAFETY: the caller's promise.
+        unsafe { multiply_rows::<T, _>(products, (own, Self::ROWS), (others, Self::OTHERS), Self::STEPS) }
     }
 
     /// Adds others of the matrix at `others`, with these weights.
@@ -481,26 +462,8 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
     /// All lanes of the warp call it; others have come.
     #[inline(always)]
     unsafe fn add_others(sums: &mut Fragment<S::Sums>, weights: &Fragment<S::Scores>, others: SharedAddress) {
-        let lane = Self::opaque_lane();
-        let all = ptx::opaque(u32::MAX);
-        let (fragments, _) = sums.0.as_mut().as_chunks_mut::<4>();
-        for step in 0..Self::OTHERS / T::STEP {
-            let a = T::prepare_a(T::weights(weights, step as usize));
-            // Steps are whole units of the swizzle.
-            let of_step = others.offset(step * T::STEP * BOX_ROW_BYTES);
-            let at = |row: u32, byte: u32| of_step.offset(place(Self::OTHERS, row, byte));
-            for (pair, fragments) in fragments.chunks_exact_mut(2).enumerate() {
-                // SAFETY: within the stage's others; all lanes are here.
-                unsafe {
-                    let [b0, b1, b2, b3] = T::values(at, lane, 16 * pair as u32);
-                    T::multiply_add(&mut fragments[0], a, T::prepare_b([b0, b1]));
-                    T::multiply_add(&mut fragments[1], a, T::prepare_b([b2, b3]));
-                    if T::IS_SPLIT {
-                        ptx::bar_warp_sync(all);
-                    }
-                }
-            }
-        }
+        // SAFETY: the caller's promise; steps are whole units of the swizzle.
+        unsafe { add_weighted::<T, _, _>(sums, weights, (others, Self::OTHERS), Self::OTHERS) }
     }
 
     /// Makes weights P of the products of Q and K, and dS of those of dY and V.

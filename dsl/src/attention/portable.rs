@@ -8,6 +8,7 @@
 pub(super) mod copies;
 mod element;
 mod output;
+pub(super) mod products;
 mod stored;
 mod tensors;
 mod widen;
@@ -20,6 +21,7 @@ use core::marker::PhantomData;
 
 use copies::copy;
 use output::OutputRow;
+use products::{add_weighted, multiply_rows};
 use tensors::Keys;
 
 use super::scores::{self, Place, ScoreOperands};
@@ -27,7 +29,7 @@ use super::softmax::{LOG2_E, OnlineSoftmax, Total};
 use super::window::Window;
 use super::work::{Sequences, Sizes, Tiles, Work};
 use crate::launch::GlobalMut;
-use crate::layout::{CHUNK_BYTES, Swizzle, a_fragment_chunk, accumulator_coord, b_fragment_chunk};
+use crate::layout::{Swizzle, accumulator_coord};
 use crate::ptx::{self, Accumulators};
 use crate::shared::SharedAddress;
 use crate::tile::registers::{Fragment, ROWS};
@@ -290,12 +292,6 @@ impl<T: PortableElement, S: PortableShape, K: StoredKeys<T>> PortableTile<T, S, 
         unsafe { scoring.operands.has_any(work, heads, rows, keys) }
     }
 
-    /// The lane, below a warp's: what follows from it is worth no registers from block to block.
-    #[inline(always)]
-    fn opaque_lane() -> u32 {
-        ptx::opaque(warp::lane_id()) % warp::SIZE
-    }
-
     /// Adds the products of Q and the warp's keys.
     ///
     /// # Safety
@@ -303,31 +299,11 @@ impl<T: PortableElement, S: PortableShape, K: StoredKeys<T>> PortableTile<T, S, 
     /// All lanes of the warp call it; Q and the stage have come.
     #[inline(always)]
     unsafe fn multiply_keys(scores: &mut Fragment<S::Scores>, stage: SharedAddress) {
-        let lane = Self::opaque_lane();
-        let all = ptx::opaque(u32::MAX);
-        let (of_q, of_k) = (a_fragment_chunk(lane), b_fragment_chunk(lane));
         // A warp's rows, and each pair's keys, are whole units of the swizzle.
         let q = SharedAddress::dynamic().offset(Self::row_warp() * WARP_ROWS * BOX_ROW_BYTES);
         let k = stage.offset(Self::key_warp() * Self::WARP_KEYS * BOX_ROW_BYTES);
-        let (fragments, _) = scores.0.as_mut().as_chunks_mut::<4>();
-        for step in 0..Self::STEPS {
-            let q_at = place(Self::BLOCK_ROWS, of_q.row, (2 * step + of_q.chunk) * CHUNK_BYTES);
-            let k_at = place(Self::BLOCK_KEYS, of_k.row, (2 * step + of_k.chunk) * CHUNK_BYTES);
-            // SAFETY: within the tile of Q, and below within the stage's keys.
-            let a = T::prepare_a(unsafe { ptx::ldmatrix_x4(q.offset(q_at).get()) });
-            for (pair, fragments) in fragments.chunks_exact_mut(2).enumerate() {
-                let k_at = k_at + pair as u32 * 16 * BOX_ROW_BYTES;
-                // SAFETY: as above; all lanes are here.
-                unsafe {
-                    let [b0, b1, b2, b3] = ptx::ldmatrix_x4(k.offset(k_at).get());
-                    T::multiply_add(&mut fragments[0], a, T::prepare_b([b0, b1]));
-                    T::multiply_add(&mut fragments[1], a, T::prepare_b([b2, b3]));
-                    if T::IS_SPLIT {
-                        ptx::bar_warp_sync(all);
-                    }
-                }
-            }
-        }
+        // SAFETY: the caller's promise.
+        unsafe { multiply_rows::<T, _>(scores, (q, Self::BLOCK_ROWS), (k, Self::BLOCK_KEYS), Self::STEPS) }
     }
 
     /// Adds the products of the weights and the warp's values.
@@ -341,27 +317,9 @@ impl<T: PortableElement, S: PortableShape, K: StoredKeys<T>> PortableTile<T, S, 
         weights: &Fragment<S::Scores>,
         values: SharedAddress,
     ) {
-        let lane = Self::opaque_lane();
-        let all = ptx::opaque(u32::MAX);
         let own = values.offset(Self::key_warp() * Self::WARP_KEYS * BOX_ROW_BYTES);
-        let (fragments, _) = sums.0.as_mut().as_chunks_mut::<4>();
-        for step in 0..Self::WARP_KEYS / T::STEP {
-            let a = T::prepare_a(T::weights(weights, step as usize));
-            // Steps are whole units of the swizzle.
-            let of_step = own.offset(step * T::STEP * BOX_ROW_BYTES);
-            let at = |row: u32, byte: u32| of_step.offset(place(Self::BLOCK_KEYS, row, byte));
-            for (pair, fragments) in fragments.chunks_exact_mut(2).enumerate() {
-                // SAFETY: within the stage's values; all lanes are here.
-                unsafe {
-                    let [b0, b1, b2, b3] = T::values(at, lane, 16 * pair as u32);
-                    T::multiply_add(&mut fragments[0], a, T::prepare_b([b0, b1]));
-                    T::multiply_add(&mut fragments[1], a, T::prepare_b([b2, b3]));
-                    if T::IS_SPLIT {
-                        ptx::bar_warp_sync(all);
-                    }
-                }
-            }
-        }
+        // SAFETY: the caller's promise; steps are whole units of the swizzle.
+        unsafe { add_weighted::<T, _, _>(sums, weights, (own, Self::BLOCK_KEYS), Self::WARP_KEYS) }
     }
 
     /// The keys that all of the warp's rows attend to by their places, of a part from `first` to `end`: the first, and the one behind the last.

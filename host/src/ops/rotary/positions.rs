@@ -59,9 +59,12 @@ fn position(token: usize, length: usize, first: Option<&[u32]>, offsets: Option<
     let (sequence, place) = match offsets {
         Some(offsets) => {
             let sequences = offsets.len().saturating_sub(1);
-            let sequence =
-                offsets[..sequences].partition_point(|&offset| offset as usize <= token).saturating_sub(1);
-            (sequence, (token as u32).saturating_sub(offsets[sequence]))
+            let begun = offsets[..sequences].partition_point(|&offset| offset as usize <= token);
+            // Of no sequence: before the first, or behind the last.
+            if begun == 0 || offsets[begun] as usize <= token {
+                return 0;
+            }
+            (begun - 1, (token as u32).saturating_sub(offsets[begun - 1]))
         }
         None => (token / length, (token % length) as u32),
     };
@@ -90,7 +93,9 @@ mod tests {
             // The second sequence is empty; before the first there is a token of none.
             assert_eq!(of(&[7], None, Some(&[1, 3, 3, 7])), [0, 0, 1, 0, 1, 2, 3]);
             assert_eq!(of(&[5], Some(&[4, 9]), Some(&[0, 2, 5])), [4, 5, 9, 10, 11]);
-            assert_eq!(of(&[2], None, Some(&[0])), [0, 1]);
+            // No sequence at all, and tokens behind the last one: none of them counts on.
+            assert_eq!(of(&[2], None, Some(&[0])), [0, 0]);
+            assert_eq!(of(&[6], Some(&[4, 9]), Some(&[1, 2, 4])), [0, 4, 9, 10, 0, 0]);
             let many: Vec<u32> = (0..401).map(|i| i % 401).collect();
             assert_eq!(of(&[1, 401], None, None), many);
         }
