@@ -46,7 +46,7 @@ extern crate self as warpsmith_dsl;
 #[cfg(test)]
 extern crate std;
 
-pub use warpsmith_dsl_macros::{KernelParam, kernel, product_kernels};
+pub use warpsmith_dsl_macros::{KernelParam, kernel, product_kernels, row_kernels};
 
 pub mod adamw;
 pub mod atomic;
@@ -66,6 +66,7 @@ pub mod layout;
 pub mod linear_gradient;
 pub mod math;
 pub mod norm;
+pub mod operands;
 pub mod pipeline;
 pub mod prelude;
 pub mod product_key;

@@ -15,7 +15,7 @@
 //! | [`attention`] | a small attention |
 //! | [`fused`] | a product with an epilogue of one's own, by the library's main loops |
 //! | [`own_product`] | the same, in all of the library's variants, planned by it |
-//! | [`own_rows`] | an operation on rows with functions of one's own, by the library's skeleton |
+//! | [`own_rows`] | operations on rows with functions of one's own, planned by the library |
 
 pub mod attention;
 pub mod fused;

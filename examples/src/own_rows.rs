@@ -1,149 +1,227 @@
-//! An operation on rows with functions of one's own, by the library's skeleton: a power of two of a block's threads share a
-//! row, each has its columns, and sums go over all of them. Rows may have any length, any stride and any alignment.
+//! Operations on rows with functions of one's own, planned by the library: it chooses how many threads, blocks and clusters share a row, as for its
+//! own norms. A function makes passes over a row, each of which finds a number, and then its results.
 
 use warpsmith_dsl::prelude::*;
-use warpsmith_dsl::ptx;
-use warpsmith_dsl::rows::{Columns, RowElement, SHARED_BYTES, THREADS, Team};
 
-/// What is done to a row: a number of each element is added up, and the sum and the element make the result.
-pub trait RowFunction {
-    /// What is added up.
-    fn term(x: f32) -> f32;
-
-    /// The result of an element, from the sum over its row of `columns` elements.
-    fn finish(x: f32, sum: f32, columns: f32) -> f32;
+/// `gain[c] · tanh((x − mean) / √(variance + ε))`: two sums, and operands.
+#[row_kernels(tanh_of_normed_f16: F16 -> F16, tanh_of_normed_bf16: Bf16 -> f32, tanh_of_normed_f32: f32 -> f32)]
+pub struct TanhOfNormed {
+    gain: GlobalSlice<f32>,
+    epsilon: f32,
+    inverse_columns: f32,
 }
-
-/// `tanh(x / √(mean of x²))`: one's own.
-pub enum TanhOfNormed {}
 
 impl RowFunction for TanhOfNormed {
+    const PASSES: &'static [Reduction] = &[Reduction::Sum, Reduction::Sum];
+
     #[inline(always)]
-    fn term(x: f32) -> f32 {
-        x * x
+    fn term(&self, pass: usize, x: f32, _: u32, row: Row) -> f32 {
+        let centered = x - row.found[0] * self.inverse_columns;
+        if pass == 0 { x } else { centered * centered }
     }
 
     #[inline(always)]
-    fn finish(x: f32, sum: f32, columns: f32) -> f32 {
-        math::tanh(x / math::sqrt(sum / columns + 1e-6))
+    fn finish(&self, x: f32, column: u32, row: Row) -> f32 {
+        let [mean, variance] = [row.found[0], row.found[1]].map(|sum| sum * self.inverse_columns);
+        let gain = self.gain.get(column as usize).unwrap_or(0.0);
+        gain * math::tanh((x - mean) / math::sqrt(variance + self.epsilon))
     }
 }
 
-/// Columns that a thread has at a time.
-const PER: usize = 4;
+/// `x²` over the largest magnitude of the row: one maximum, and no operands.
+#[row_kernels(square_f32: f32 -> F16, square_bf16: Bf16 -> Bf16)]
+pub struct SquareOfLargest {}
 
-/// Applies `F` to rows, `threads` of a block to a row, on any number of blocks along x; others do nothing. y has the shape of x.
-#[kernel(
-    block = [THREADS, 1, 1],
-    shared = SHARED_BYTES,
-    instances = [
-        tanh_of_normed_f16 = <F16, TanhOfNormed>,
-        tanh_of_normed_bf16 = <Bf16, TanhOfNormed>,
-        tanh_of_normed_f32 = <f32, TanhOfNormed>,
-    ],
-)]
-pub fn own_rows<T: RowElement + Copy, F: RowFunction>(
-    x: GlobalMatrix<T>,
-    y: GlobalMatrixMut<T>,
-    threads: u32,
-) {
-    let (rows, columns) = (x.rows() as u32, x.columns() as u32);
-    let fits = y.rows() == x.rows() && y.columns() == x.columns();
-    // A team's row is less than the number of rows, and of those that the grid has at a time, more.
-    let is_countable = rows as u64 + thread::grid_dim_x() as u64 * THREADS as u64 <= u32::MAX as u64;
-    if !fits || !is_countable || !threads.is_power_of_two() || threads > THREADS {
-        // SAFETY: no precondition.
-        unsafe { ptx::trap() }
+impl RowFunction for SquareOfLargest {
+    const PASSES: &'static [Reduction] = &[Reduction::Maximum];
+
+    #[inline(always)]
+    fn term(&self, _: usize, x: f32, _: u32, _: Row) -> f32 {
+        x.abs()
     }
-    // Teams are counted along x.
-    if thread::block_idx_y() | thread::block_idx_z() != 0 {
-        return;
-    }
-    // SAFETY: all threads of the blocks along x are here, with a power of two. Rows are those of x and y, or no column of them is
-    // touched; each is one team's.
-    unsafe {
-        let mut team = Team::<false>::new(threads);
-        let all = Columns::<PER, false>::new(team.rank, team.threads, columns);
-        let mut base = team.first;
-        while base < rows {
-            let row = base + team.index;
-            let mine = all.only_if(row < rows);
-            let from = x.base().offset(row as u64 * x.stride() as u64).address();
-            let to = y.base().offset(row as u64 * y.stride() as u64).address();
-            let load = |chunk| T::unpack::<PER>(mine.load_words::<T>(from, chunk));
-            let (mut own, mut chunk) = (0.0, 0);
-            while all.reaches(chunk) {
-                for (j, x) in load(chunk).into_iter().enumerate() {
-                    own += if mine.has(chunk, j) { F::term(x) } else { 0.0 };
-                }
-                chunk += 1;
-            }
-            let [sum] = team.sum([own]);
-            chunk = 0;
-            while all.reaches(chunk) {
-                let results = load(chunk).map(|x| F::finish(x, sum, columns as f32));
-                mine.store_rounded::<T>(to, chunk, results);
-                chunk += 1;
-            }
-            base += team.step;
-        }
+
+    #[inline(always)]
+    fn finish(&self, x: f32, _: u32, row: Row) -> f32 {
+        x * x / row.found[0]
     }
 }
 
 #[cfg(test)]
 mod tests {
     use half::{bf16, f16};
-    use warpsmith::{Result, Tensor};
-    use warpsmith_dsl::launch::SafeKernel;
+    use warpsmith::ops::fused::{self, FusedRows, RowOf};
+    use warpsmith::ops::rows::RowElement;
+    use warpsmith::{Device, Element, Error, Result, Tensor};
+    use warpsmith_dsl::operands::FieldOperands;
+    use warpsmith_dsl::rows::RowKernels;
 
     use super::*;
-    use crate::testing::{Bench, U, assert_within, numbers};
+    use crate::testing::{U, numbers};
 
     const KERNELS: warpsmith::KernelFile = warpsmith::include_kernels!("own_rows");
+    const EPSILON: f32 = 1e-3;
 
-    fn check<T, K>(from: fn(f32) -> T, to: fn(T) -> f32, u_out: f64) -> Result<()>
+    /// Rows and columns: none, single elements, parts of a warp, primes, a block's registers and one more, more than a cluster's.
+    const SIZES: [[usize; 2]; 10] =
+        [[0, 5], [3, 0], [1, 1], [3, 7], [9, 130], [2, 1009], [5, 64], [2, 4096], [3, 4104], [1, 70_001]];
+
+    /// Those, and some that are drawn.
+    fn sizes() -> Vec<[usize; 2]> {
+        let drawn = numbers(11, 12).into_iter().map(|number| (number + 1.0) * 0.5);
+        let drawn: Vec<f32> = drawn.collect();
+        let drawn =
+            drawn.chunks_exact(2).map(|two| [1 + (two[0] * 6.0) as usize, 1 + (two[1] * 9000.0) as usize]);
+        SIZES.into_iter().chain(drawn).collect()
+    }
+
+    fn devices() -> Vec<Device> {
+        ["emulator:8.0", "emulator:9.0"].map(|name| name.parse().expect("it is a device")).to_vec()
+    }
+
+    /// The function in f64, and how far f32 may be from it.
+    fn tanh_of_normed(gain: &[f32], row: &RowOf<'_>) -> Vec<(f64, f64)> {
+        let columns = row.x.len() as f64;
+        let sum = |f: &dyn Fn(f64) -> f64| row.x.iter().map(|&x| f(x)).sum::<f64>();
+        let mean = sum(&|x| x) / columns;
+        let variance = sum(&|x| (x - mean).powi(2)) / columns;
+        // The mean is off by its additions, and two roundings of its product.
+        let of_mean = (row.additions + 2.0) * U * sum(&f64::abs) / columns;
+        // That moves each square by twice itself; its own are of difference, product and sum.
+        let of_variance = ((row.additions + 5.0) * U * variance)
+            + 2.0 * of_mean * sum(&|x| (x - mean).abs()) / columns
+            + 2.0 * of_mean * of_mean;
+        let inside = variance + f64::from(EPSILON);
+        let each = row.x.iter().zip(gain).map(|(&x, &gain)| {
+            let argument = (x - mean) / inside.sqrt();
+            // Difference, addition of ε, root and division; half of what the variance is off by.
+            let relative = 4.0 * U + 0.51 * of_variance / inside;
+            let of_argument = of_mean / inside.sqrt() + relative * argument.abs();
+            // The slope of tanh is at most 1; tanh is off by 8 u, the product by one.
+            let gain = f64::from(gain);
+            (gain * argument.tanh(), 1.01 * gain.abs() * (of_argument + 9.0 * U))
+        });
+        each.collect()
+    }
+
+    fn check_tanh<F, T, O>(from: fn(f32) -> T) -> Result<()>
     where
-        T: warpsmith::Element,
-        T::Device: Copy,
-        K: SafeKernel<Args = (GlobalMatrix<T::Device>, GlobalMatrixMut<T::Device>, u32)>,
+        F: RowKernels<Function = TanhOfNormed>,
+        T: RowElement + Element<Device = F::Input> + Into<f64>,
+        O: RowElement + Element<Device = F::Output> + Into<f64>,
     {
-        let bench = Bench::new(&KERNELS)?;
-        let kernel = bench.module.kernel::<K>()?;
-        for (rows, columns, threads) in [(1, 1, 1), (3, 7, 8), (9, 130, 32), (2, 1009, 256), (5, 33, 64)] {
-            let x: Vec<T> = numbers(16, rows * columns).into_iter().map(from).collect();
-            let mut y = Tensor::zeros(&bench.device, [rows, columns])?;
-            let args = (&bench.tensor(&x, [rows, columns])?, &mut y, threads);
-            kernel.run(&bench.stream(), [2, 1 + rows as u32 % 2, 1 + rows as u32 % 3], args)?;
-            for (at, actual) in y.to_vec()?.into_iter().enumerate() {
-                let row = x[at / columns * columns..][..columns].iter().map(|&x| f64::from(to(x)));
-                let mean = row.map(|x| x * x).sum::<f64>() / columns as f64 + f64::from(1e-6f32);
-                let argument = f64::from(to(x[at])) / mean.sqrt();
-                // The sum's terms and additions, halved by the root; its division and addition, the root and the division.
-                // The slope of tanh times its argument is at most 1/2; tanh is off by 8 u. Then it is rounded to the type.
-                let additions = (columns.div_ceil(threads as usize) + 1 + 10) as f64;
-                let of_argument = (additions + 2.0) / 2.0 + 2.0;
-                let bound = 1.01 * U * (0.5 * of_argument + 8.0) + u_out * argument.tanh().abs();
-                assert_within(to(actual), argument.tanh(), bound, (at / columns, at % columns));
+        for device in devices() {
+            let operation = fused::rows::<F, T, O>(&device, &KERNELS)?;
+            for [rows, columns] in sizes() {
+                let gain = numbers(3, columns);
+                let on_device = Tensor::from_slice(&device, &gain, [columns])?;
+                let x: Vec<T> =
+                    numbers(16, rows * (columns + 3)).into_iter().map(|x| from(x + 0.5)).collect();
+                let larger = Tensor::from_slice(&device, &x, [rows, columns + 3])?;
+                // At the start of the memory, and where nothing is aligned.
+                for x in [larger.slice(1, 0..columns)?.contiguous()?, larger.slice(1, 3..columns + 3)?] {
+                    let op = operation.of(&x, (&on_device, EPSILON, 1.0 / columns as f32));
+                    let worst = op.check(|row| tanh_of_normed(&gain, row))?;
+                    assert_eq!(worst.is_none(), rows * columns == 0);
+                    let of = || format!("{} of {rows} × {columns} on {device}: {worst:?}", F::NAME);
+                    assert!(worst.is_none_or(|worst| worst.is_within()), "{}", of());
+                }
             }
         }
         Ok(())
     }
 
     #[test]
-    fn rows_of_any_length_and_type_are_within_the_bound() -> Result<()> {
-        check::<f32, own_rows<f32, TanhOfNormed>>(|x| x, |x| x, U)?;
-        check::<f16, own_rows<F16, TanhOfNormed>>(f16::from_f32, f16::to_f32, 1.0 / 2048.0)?;
-        check::<bf16, own_rows<Bf16, TanhOfNormed>>(bf16::from_f32, bf16::to_f32, 1.0 / 256.0)
+    fn rows_of_any_length_type_and_place_are_within_the_bound() -> Result<()> {
+        check_tanh::<tanh_of_normed_f32, f32, f32>(|x| x)?;
+        check_tanh::<tanh_of_normed_f16, f16, f16>(f16::from_f32)?;
+        check_tanh::<tanh_of_normed_bf16, bf16, f32>(bf16::from_f32)
     }
 
     #[test]
-    fn more_rows_at_a_time_than_are_counted_end_the_kernel() -> Result<()> {
-        let bench = Bench::new(&KERNELS)?;
-        let kernel = bench.module.kernel::<own_rows<f32, TanhOfNormed>>()?;
-        let (x, mut y) = (bench.zeros::<f32>([2, 1])?, bench.zeros::<f32>([2, 1])?);
-        // The first teams of blocks 0 and 2²⁴ would have the same row.
-        let error = kernel.run(&bench.stream(), [(1 << 24) + 1, 1, 1], (&x, &mut y, 1)).unwrap_err();
-        assert!(error.to_string().contains("trap"), "{error}");
+    fn maxima_are_exact_and_results_may_replace_rows() -> Result<()> {
+        let square = |row: &RowOf<'_>| {
+            let largest = row.x.iter().fold(0.0, |most, x| f64::max(most, x.abs()));
+            row.x.iter().map(|x| x * x / largest).map(|y| (y, 2.02 * U * y)).collect()
+        };
+        for device in devices() {
+            let wide = fused::rows::<square_f32, f32, f16>(&device, &KERNELS)?;
+            let half = fused::rows::<square_bf16, bf16, bf16>(&device, &KERNELS)?;
+            for [rows, columns] in sizes() {
+                let x = numbers(7, rows * columns);
+                let worst =
+                    wide.of(&Tensor::from_slice(&device, &x, [1, rows, columns])?, ()).check(square)?;
+                assert!(worst.is_none_or(|worst| worst.is_within()), "{rows} × {columns}: {worst:?}");
+                let x: Vec<bf16> = x.into_iter().map(bf16::from_f32).collect();
+                let mut x = Tensor::from_slice(&device, &x, [rows, columns])?;
+                let expected = half.of(&x, ()).run()?.to_vec()?;
+                let source = x.clone();
+                half.of(&source, ()).run_into(&mut x)?;
+                assert_eq!(x.to_vec()?, expected);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_row_that_has_no_number_gives_none() -> Result<()> {
+        let device = Device::emulator();
+        let operation = fused::rows::<square_f32, f32, f16>(&device, &KERNELS)?;
+        let x = Tensor::from_slice(&device, &[1.0, f32::NAN, 3.0, 1.0, 2.0, 4.0], [2, 3])?;
+        let y = operation.of(&x, ()).run()?.to_vec()?;
+        assert!(y[..3].iter().all(|y| y.is_nan()), "{y:?}");
+        assert_eq!(y[3..], [0.25, 1.0, 4.0].map(f16::from_f32));
+        Ok(())
+    }
+
+    /// The kernel that would run, for rows of so many columns.
+    fn kernel(
+        operation: &FusedRows<tanh_of_normed_f16, f16, f16>,
+        device: &Device,
+        columns: usize,
+    ) -> Result<String> {
+        let (x, gain) =
+            (Tensor::<f16>::zeros(device, [2, columns])?, Tensor::<f32>::zeros(device, [columns])?);
+        Ok(operation.of(&x, (&gain, 0.0, 0.0)).implementation()?.to_string())
+    }
+
+    #[test]
+    fn long_rows_are_those_of_clusters_where_there_are_any() -> Result<()> {
+        for device in devices() {
+            let operation = fused::rows::<tanh_of_normed_f16, f16, f16>(&device, &KERNELS)?;
+            let hopper = device.properties().compute_capability.0 >= 9;
+            let long = if hopper { ["cluster", "cluster_any"] } else { ["block", "any"] };
+            for (columns, variant) in [(4096, "block"), (1001, "any"), (8192, long[0]), (8191, long[1])] {
+                let found = kernel(&operation, &device, columns)?;
+                assert!(found.contains(&format!("tanh_of_normed_f16_{variant} ")), "{columns}: {found}");
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_refused() -> Result<()> {
+        let device = Device::emulator();
+        let operation = fused::rows::<tanh_of_normed_f32, f32, f32>(&device, &KERNELS)?;
+        let x = Tensor::<f32>::zeros(&device, [4, 6])?;
+        let gain = Tensor::<f32>::zeros(&device, [6])?;
+        let to = |y: &mut Tensor<f32>| operation.of(&x, (&gain, 0.0, 0.0)).run_into(y).unwrap_err();
+        let mut y = Tensor::zeros(&device, [6, 4])?;
+        assert!(matches!(to(&mut y), Error::Shape { operand: "y", .. }));
+        let mut y = y.swap_axes(0, 1)?;
+        assert!(matches!(to(&mut y), Error::Stride { operand: "y", .. }));
+        let mut y = Tensor::zeros(&Device::emulator(), [4, 6])?;
+        assert!(matches!(to(&mut y), Error::DeviceMismatch { operand: "y", .. }));
+        let mut y = x.clone().reshape([24])?.slice(0, 0..24)?.reshape([6, 4])?;
+        assert!(matches!(to(&mut y), Error::Shape { .. }));
+        // Its own gain, and other rows of what x is a part of.
+        let larger = Tensor::<f32>::zeros(&device, [5, 6])?;
+        let (x, mut y) = (larger.slice(0, 0..4)?, larger.slice(0, 1..5)?);
+        let error = operation.of(&x, (&gain, 0.0, 0.0)).run_into(&mut y).unwrap_err();
+        assert!(matches!(error, Error::Overlap { operand: "y", other: "x", .. }), "{error}");
+        let row = larger.slice(0, 4..5)?.reshape([6])?;
+        let error = operation.of(&x, (&row, 0.0, 0.0)).run_into(&mut y).unwrap_err();
+        assert!(matches!(error, Error::Overlap { .. }), "{error}");
+        assert_eq!(<TanhOfNormed as FieldOperands>::NAMES, ["gain", "epsilon", "inverse_columns"]);
         Ok(())
     }
 }

@@ -1,12 +1,14 @@
-//! `#[kernel]`, `#[product_kernels]` and `#[derive(KernelParam)]`: one signature for the device's entry point and the host's typed launch.
+//! `#[kernel]`, `#[product_kernels]`, `#[row_kernels]` and `#[derive(KernelParam)]`: one signature for the device's entry point and the host's typed launch.
 //!
 //! Both are re-exported, and documented, by `warpsmith-dsl`.
 
 use proc_macro::TokenStream;
 
+mod function;
 mod kernel;
 mod param;
 mod product;
+mod rows;
 mod source;
 
 /// Makes a function a GPU kernel.
@@ -83,6 +85,40 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
 #[proc_macro_attribute]
 pub fn product_kernels(attribute: TokenStream, item: TokenStream) -> TokenStream {
     product::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
+}
+
+/// Makes the kernels of an operation on rows with a function of one's own: all variants that the library chooses from.
+///
+/// ```text
+/// /// `(offset + weight[c]) · x / √(mean of x² + ε)`
+/// #[row_kernels(rms_norm_bf16: Bf16 -> Bf16, rms_norm_f32: f32 -> f32)]
+/// pub struct RmsNorm {
+///     weight: GlobalSlice<f32>,
+///     offset: f32,
+///     epsilon: f32,
+/// }
+///
+/// impl RowFunction for RmsNorm {
+///     const PASSES: &'static [Reduction] = &[Reduction::Sum];
+///
+///     fn term(&self, _pass: usize, x: f32, _column: u32, _row: Row) -> f32 { x * x }
+///
+///     fn finish(&self, x: f32, column: u32, row: Row) -> f32 {
+///         let mean = row.found[0] / row.columns as f32;
+///         let weight = self.offset + self.weight.get(column as usize).unwrap_or(0.0);
+///         weight * x * math::rsqrt(mean + self.epsilon)
+///     }
+/// }
+/// ```
+///
+/// Each `name: Input -> Output` gives kernels for rows of one type and results of another: `F16`, `Bf16` or `f32`. The attribute makes the struct a kernel
+/// parameter, and adds a type `name`, which the host gives to `warpsmith::ops::fused::rows`. The struct's fields are numbers, and slices or matrices of global
+/// memory, in an order that leaves no padding; a launch takes a tensor for a slice.
+///
+/// Build the file for `sm_80` and `sm_90a`: the latter has clusters for rows that are longer than a block has registers for.
+#[proc_macro_attribute]
+pub fn row_kernels(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    rows::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
 /// Implements `launch::KernelParam` for a `#[repr(C)]` or `#[repr(transparent)]` struct, after checking that every field

@@ -2,84 +2,23 @@
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
-use syn::parse::{Parse, ParseStream};
-use syn::punctuated::Punctuated;
-use syn::{Error, Fields, Ident, ItemStruct, Result, Token, Type};
+use syn::{Ident, Result};
 
-/// `name: Input -> Output`: the kernels of some types.
-struct Product {
-    name: Ident,
-    input: Type,
-    output: Type,
-}
-
-impl Parse for Product {
-    fn parse(input: ParseStream) -> Result<Self> {
-        let name = input.parse()?;
-        input.parse::<Token![:]>()?;
-        let of_operands = input.parse()?;
-        input.parse::<Token![->]>()?;
-        Ok(Self { name, input: of_operands, output: input.parse()? })
-    }
-}
-
-/// What stands between the parentheses of the attribute.
-struct Products(Vec<Product>);
-
-impl Parse for Products {
-    fn parse(input: ParseStream) -> Result<Self> {
-        let list = Punctuated::<Product, Token![,]>::parse_terminated(input)?;
-        if list.is_empty() {
-            return Err(input.error("#[product_kernels] needs a product: `name: F16 -> f32`"));
-        }
-        Ok(Self(list.into_iter().collect()))
-    }
-}
+use crate::function::{Types, operands, types};
 
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
-    let Products(products) = syn::parse2(attribute)?;
-    let mut epilogue: ItemStruct = syn::parse2(item)?;
-    if !epilogue.generics.params.is_empty() {
-        return Err(Error::new_spanned(&epilogue.generics, "an epilogue has no generic parameters"));
-    }
-    let is_empty = epilogue.fields.is_empty();
-    if is_empty {
-        // No parameter of a kernel is empty.
-        epilogue.fields = Fields::Named(syn::parse_quote!({
-            /// What a parameter of a kernel has at least.
-            _reserved: u32
-        }));
-        epilogue.semi_token = None;
-    }
-    let name = &epilogue.ident;
-    let types: Vec<&Type> = epilogue.fields.iter().filter(|_| !is_empty).map(|field| &field.ty).collect();
-    let members: Vec<syn::Member> = epilogue.fields.members().collect();
-    let values: Vec<Ident> = (0..types.len()).map(|index| format_ident!("field_{index}")).collect();
-    let names: Vec<String> =
-        members.iter().take(types.len()).map(|member| quote!(#member).to_string()).collect();
-    let made = if is_empty { quote!(Self { _reserved: 0 }) } else { quote!(Self { #(#members: #values),* }) };
-    let kernels = products.iter().map(|product| kernels(name, product));
+    let products = types(attribute, "#[product_kernels] needs a product: `name: F16 -> f32`")?;
+    let (name, epilogue) = operands(item, "an epilogue")?;
+    let kernels = products.iter().map(|product| kernels(&name, product));
     Ok(quote! {
-        #[derive(Clone, Copy, ::warpsmith_dsl::KernelParam)]
-        #[repr(C)]
         #epilogue
-
-        impl ::warpsmith_dsl::gemm::product::EpilogueOperands for #name {
-            type Operands = (#(#types,)*);
-            const NAMES: &'static [&'static str] = &[#(#names),*];
-
-            #[allow(clippy::unused_unit)]
-            fn from_operands((#(#values,)*): Self::Operands) -> Self {
-                #made
-            }
-        }
 
         #(#kernels)*
     })
 }
 
 /// The kernels of one product, and the type that names them all.
-fn kernels(epilogue: &Ident, Product { name, input, output }: &Product) -> TokenStream {
+fn kernels(epilogue: &Ident, Types { name, input, output }: &Types) -> TokenStream {
     let module = format_ident!("{name}_kernels");
     let entry = |variant: &str| format_ident!("{name}_{variant}");
     let [t128x128, t128x64, t64x64, t16x64] = ["128x128", "128x64", "64x64", "16x64"].map(entry);

@@ -35,6 +35,7 @@ mod any;
 mod columns;
 mod element;
 mod exponentials;
+mod function;
 mod staged;
 mod team;
 
@@ -42,6 +43,10 @@ pub use any::unpack_any;
 pub use columns::{Columns, hidden, hide};
 pub use element::RowElement;
 pub use exponentials::Exponentials;
+pub use function::{
+    CHUNKS_ANY, MOST_PASSES, PER_ANY, Reduction, Row, RowFunction, RowFunctionArgs, RowFunctionParams,
+    RowKernels, apply, chunks_of, per_chunk,
+};
 pub use staged::Staged;
 pub use team::{SHARED_BYTES, Team};
 

@@ -5,6 +5,7 @@ use crate::epilogue::{ColumnState, Epilogue};
 use crate::gemm::parts::Parts;
 use crate::launch::{Global, GlobalMut, Kernel, KernelParam, TensorMap};
 use crate::layout::Coord;
+use crate::operands::FieldOperands;
 
 /// A function of each element of a product `X Wᵀ`, applied to the f32 sum before it is rounded and stored.
 ///
@@ -26,17 +27,6 @@ pub trait ProductEpilogue: KernelParam {
 
     /// The result of an element.
     fn apply(&self, row: Self::Row, column: Self::Column, sum: f32) -> f32;
-}
-
-/// What a launch makes an epilogue of; [`product_kernels`](crate::product_kernels) implements it.
-pub trait EpilogueOperands: ProductEpilogue {
-    /// The fields, in order, as a tuple.
-    type Operands;
-    /// The fields' names, in order.
-    const NAMES: &'static [&'static str];
-
-    /// The epilogue with these fields.
-    fn from_operands(operands: Self::Operands) -> Self;
 }
 
 /// A [`ProductEpilogue`] as the [`Epilogue`] of the main loops.
@@ -96,7 +86,7 @@ pub unsafe trait ProductKernels: 'static {
     /// The type of Y.
     type Output: 'static;
     /// What is done to the sums.
-    type Epilogue: EpilogueOperands;
+    type Epilogue: ProductEpilogue + FieldOperands;
 
     /// [`Tile128x128`](super::Tile128x128), of aligned rows.
     type T128x128: Kernel<Args = PortableArgs<Self::Input, Self::Output, Self::Epilogue>>;

@@ -11,8 +11,7 @@ mod tiles;
 
 pub use bodies::{LANE_COLUMNS, SUMS_THREADS, WARP_COLUMNS, add_parts, few_rows, persistent, portable};
 pub use kernels::{
-    EpilogueOperands, FewRowsArgs, PerElement, PersistentArgs, PortableArgs, ProductEpilogue, ProductKernels,
-    SumsArgs,
+    FewRowsArgs, PerElement, PersistentArgs, PortableArgs, ProductEpilogue, ProductKernels, SumsArgs,
 };
 pub use params::{HopperParams, LinearParams, SkinnyParams, SumsParams};
 pub use tiles::{

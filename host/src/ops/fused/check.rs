@@ -4,10 +4,11 @@ use std::fmt;
 
 use warpsmith_dsl::gemm::product::ProductKernels;
 
-use super::{FusedProductOp, LinearTypes, OperandsOf};
+use super::product::{FusedProductOp, OperandsOf};
 use crate::DType;
 use crate::error::Result;
 use crate::kernel::LaunchArgs;
+use crate::ops::gemm::LinearTypes;
 use crate::ops::{Precision, Products};
 use crate::tensor::Element;
 
@@ -24,7 +25,18 @@ pub struct Sum {
     pub error: f64,
 }
 
-/// The element that uses most of what it may be off by; see [`FusedProductOp::check`].
+/// A row, as the function of an operation on rows takes it.
+#[derive(Clone, Copy, Debug)]
+pub struct RowOf<'a> {
+    /// Its number among all rows.
+    pub index: usize,
+    /// Its elements, exactly.
+    pub x: &'a [f64],
+    /// How often a pass has added to each of its terms at most: its sum is off by this times 2⁻²⁴ times the sum of their magnitudes, and by what the terms are.
+    pub additions: f64,
+}
+
+/// The element that uses most of what it may be off by; see [`FusedProductOp::check`] and [`FusedRowsOp::check`](super::FusedRowsOp::check).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Worst {
     /// The element's row.
@@ -40,6 +52,22 @@ pub struct Worst {
 }
 
 impl Worst {
+    /// Makes `worst` the element at a row and column if it uses more of what it may be off by: the error of its evaluation, and its rounding to the output's type.
+    pub(super) fn raise(
+        worst: &mut Option<Self>,
+        (row, column): (usize, usize),
+        actual: f64,
+        (expected, error): (f64, f64),
+        output: DType,
+    ) {
+        let (relative, absolute) = rounding(output);
+        let bound = error + (relative * (expected.abs() + error)).max(absolute);
+        let found = Self { row, column, actual, expected, bound };
+        if worst.is_none_or(|worst| found.used() > worst.used()) {
+            *worst = Some(found);
+        }
+    }
+
     /// Whether the result is within the bound, and with it all others.
     #[must_use]
     pub fn is_within(&self) -> bool {
@@ -86,7 +114,6 @@ where
         let numbers = |tensor: Vec<T>| tensor.into_iter().map(Into::into).collect::<Vec<f64>>();
         let (x, w) = (numbers(self.x.to_vec()?), numbers(self.w.to_vec()?));
         let accumulation = Products::choose(T::DTYPE, k, Precision::Full, true).error(k);
-        let (relative, absolute) = rounding(O::DTYPE);
         let y = self.run()?.to_vec()?;
         let mut worst: Option<Worst> = None;
         for (index, actual) in y.into_iter().enumerate().take(m * n) {
@@ -95,11 +122,7 @@ where
             let (value, size) = products.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + f64::abs(x)));
             let error = accumulation * size + k as f64 * f64::from(f32::MIN_POSITIVE);
             let (expected, error) = reference(&Sum { row, column, value, error });
-            let bound = error + (relative * (expected.abs() + error)).max(absolute);
-            let found = Worst { row, column, actual: actual.into(), expected, bound };
-            if worst.is_none_or(|worst| found.used() > worst.used()) {
-                worst = Some(found);
-            }
+            Worst::raise(&mut worst, (row, column), actual.into(), (expected, error), O::DTYPE);
         }
         Ok(worst)
     }

@@ -1,12 +1,7 @@
 //! How products with an epilogue of a program's own are launched: the library's variants, in kernels that the program brings.
 
-use std::any::{Any, TypeId};
-use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
-use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 use warpsmith_dsl::gemm::product::{
     FewRowsArgs, HopperCooperative128x192, HopperCooperative128x256, HopperPingPong128x128, PersistentArgs,
     PortableArgs, ProductKernels, Skinny16x64, Skinny16x64Split4, SumsArgs, Tile16x64, Tile64x64, Tile128x64,
@@ -20,47 +15,13 @@ use super::pointers::{Workspace, linear_params};
 use super::{Instance, Operands, is_early, skinny_launch};
 use crate::device::Device;
 use crate::error::Result;
-use crate::kernel::{KernelModule, TypedKernel};
 use crate::ops::Implementation;
+use crate::ops::fused::Loaded;
 use crate::ops::gemm::passes::{parts_of, sums_params};
 use crate::ops::gemm::plan::{self, Plan};
 use crate::ops::gemm::{LinearTypes, Tile};
 use crate::stream::Stream;
 use crate::tensor::Element;
-
-/// The kernels that a program has brought, each looked up when it is first launched.
-pub(crate) struct Loaded {
-    module: KernelModule,
-    typed: Mutex<FxHashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
-}
-
-impl fmt::Debug for Loaded {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_tuple("Loaded").field(&self.module.name()).finish()
-    }
-}
-
-impl Loaded {
-    pub(crate) fn new(module: KernelModule) -> Self {
-        Self { module, typed: Mutex::default() }
-    }
-
-    /// Whether there is the entry of this name.
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.module.entries().any(|entry| entry == name)
-    }
-
-    fn kernel<K: Kernel>(&self) -> Result<Arc<TypedKernel<K>>> {
-        let key = TypeId::of::<K>();
-        let found = self.typed.lock().get(&key).cloned();
-        if let Some(Ok(kernel)) = found.map(Arc::downcast) {
-            return Ok(kernel);
-        }
-        let kernel = Arc::new(self.module.kernel::<K>()?);
-        self.typed.lock().insert(key, kernel.clone());
-        Ok(kernel)
-    }
-}
 
 /// The kernels of a plan for the products `F` of inputs of type `T`.
 pub(crate) struct OwnKernels<F, T: Element> {
