@@ -194,8 +194,8 @@ pub struct Declaration {
     pub shared_bytes: u32,
     /// The parameters' names, in order.
     pub params: &'static [&'static str],
-    /// A fingerprint of the function, if it is a safe one: of the attribute, the signature and the body. The PTX has it as a comment, `//
-    /// warpsmith.source 0x…`. A launch without `unsafe` compares the two: another function may have the name.
+    /// A fingerprint of the function, if it is a safe one (of the attribute, the signature and the body) or another attribute has made it. The PTX has
+    /// it as a comment, `// warpsmith.source 0x…`. A launch without `unsafe` compares the two: another function may have the name.
     pub source: Option<u64>,
 }
 

@@ -198,6 +198,42 @@ mod tests {
         Ok(())
     }
 
+    /// A function of the same name and types, whose operand is no slice.
+    mod others {
+        use warpsmith_dsl::prelude::*;
+
+        #[row_kernels(square_f32: f32 -> F16)]
+        pub struct Another {
+            address: u32,
+        }
+
+        impl RowFunction for Another {
+            const PASSES: &'static [Reduction] = &[];
+
+            fn term(&self, _: usize, x: f32, _: u32, _: Row) -> f32 {
+                x
+            }
+
+            fn finish(&self, _: f32, _: u32, _: Row) -> f32 {
+                self.address as f32
+            }
+        }
+    }
+
+    #[test]
+    fn kernels_of_another_struct_are_not_taken_for_these() -> Result<()> {
+        let device = Device::emulator();
+        let operation = fused::rows::<others::square_f32, f32, f16>(&device, &KERNELS)?;
+        let x = Tensor::<f32>::zeros(&device, [1, 1])?;
+        match operation.of(&x, (7,)).run() {
+            Err(Error::KernelMismatch { quantity, .. }) => {
+                assert_eq!(quantity, "the fingerprint of the source")
+            }
+            other => panic!("expected a mismatch, got {other:?}"),
+        }
+        Ok(())
+    }
+
     #[test]
     fn operands_that_do_not_fit_are_refused() -> Result<()> {
         let device = Device::emulator();

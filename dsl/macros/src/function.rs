@@ -6,6 +6,8 @@ use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::{Error, Fields, Ident, ItemStruct, Result, Token, Type};
 
+use crate::source::fingerprint;
+
 /// `name: Input -> Output`: the kernels of some types.
 pub(crate) struct Types {
     pub(crate) name: Ident,
@@ -30,6 +32,15 @@ pub(crate) fn types(attribute: TokenStream, missing: &str) -> Result<Vec<Types>>
         if list.is_empty() { Err(input.error(missing)) } else { Ok(list.into_iter().collect()) }
     };
     syn::parse::Parser::parse2(parse, attribute)
+}
+
+impl Types {
+    /// The fingerprint of the kernels that `attribute` makes of the struct `item` for these types: a launch without `unsafe` asks for it. What the struct's
+    /// functions do is safe code, and not in it.
+    pub(crate) fn source(&self, attribute: &str, item: &TokenStream) -> u64 {
+        let Self { name, input, output } = self;
+        fingerprint([quote!(#attribute #name: #input -> #output), item.clone()])
+    }
 }
 
 /// The struct as a kernel parameter that a launch makes of its fields, and its name. `what` it is stands in errors.

@@ -36,12 +36,15 @@ struct Attribute {
     cluster: Option<[Expr; 3]>,
     min_blocks: Expr,
     shared: Expr,
+    /// The fingerprint of what the function was made of, if another attribute has made it.
+    source: Option<u64>,
     instances: Option<Vec<Instance>>,
 }
 
 impl Parse for Attribute {
     fn parse(input: ParseStream) -> Result<Self> {
         let (mut family, mut block, mut cluster, mut instances) = (None, None, None, None);
+        let mut source = None;
         let (mut min_blocks, mut shared): (Expr, Expr) = (syn::parse_quote!(1), syn::parse_quote!(0));
         while !input.is_empty() {
             let key: Ident = input.parse()?;
@@ -52,6 +55,7 @@ impl Parse for Attribute {
                 "cluster" => cluster = Some(extents(input, "`cluster` takes the number of blocks")?),
                 "min_blocks" => min_blocks = input.parse()?,
                 "shared" => shared = input.parse()?,
+                "source" => source = Some(input.parse::<syn::LitInt>()?.base10_parse()?),
                 "instances" => {
                     let content;
                     bracketed!(content in input);
@@ -76,6 +80,7 @@ impl Parse for Attribute {
             cluster,
             min_blocks,
             shared,
+            source,
             instances,
         })
     }
@@ -208,10 +213,21 @@ fn only_for_entries(function: &mut ItemFn) {
 
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
     let of_attribute = attribute.clone();
-    let Attribute { family, block: [x, y, z], cluster, min_blocks, shared, instances: listed } =
-        syn::parse2(attribute)?;
+    let Attribute {
+        family,
+        block: [x, y, z],
+        cluster,
+        min_blocks,
+        shared,
+        source: of_other,
+        instances: listed,
+    } = syn::parse2(attribute)?;
     let mut function: ItemFn = syn::parse2(item)?;
     let is_safe = !matches!(function.sig.safety, Safety::Unsafe(_));
+    if is_safe && of_other.is_some() {
+        let message = "`source` is for functions that are `unsafe`: that of others is their own";
+        return Err(Error::new_spanned(&function.sig, message));
+    }
     if let ReturnType::Type(_, ty) = &function.sig.output {
         return Err(Error::new_spanned(ty, "a kernel returns nothing"));
     }
@@ -229,8 +245,10 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
     let listed = instances(listed, &function)?;
     let kernel = function.sig.ident.clone();
     let visibility = function.vis.clone();
-    let source = is_safe.then(|| {
-        fingerprint([of_attribute, function.sig.to_token_stream(), function.block.to_token_stream()])
+    let source = of_other.or_else(|| {
+        is_safe.then(|| {
+            fingerprint([of_attribute, function.sig.to_token_stream(), function.block.to_token_stream()])
+        })
     });
     let token = is_safe.then(|| {
         only_for_entries(&mut function);

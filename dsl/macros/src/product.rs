@@ -8,8 +8,9 @@ use crate::function::{Types, operands, types};
 
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
     let products = types(attribute, "#[product_kernels] needs a product: `name: F16 -> f32`")?;
-    let (name, epilogue) = operands(item, "an epilogue")?;
-    let kernels = products.iter().map(|product| kernels(&name, product));
+    let (name, epilogue) = operands(item.clone(), "an epilogue")?;
+    let kernels =
+        products.iter().map(|product| kernels(&name, product, product.source("product_kernels", &item)));
     Ok(quote! {
         #epilogue
 
@@ -18,7 +19,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
 }
 
 /// The kernels of one product, and the type that names them all.
-fn kernels(epilogue: &Ident, Types { name, input, output }: &Types) -> TokenStream {
+fn kernels(epilogue: &Ident, Types { name, input, output }: &Types, source: u64) -> TokenStream {
     let module = format_ident!("{name}_kernels");
     let entry = |variant: &str| format_ident!("{name}_{variant}");
     let [t128x128, t128x64, t64x64, t16x64] = ["128x128", "128x64", "64x64", "16x64"].map(entry);
@@ -49,6 +50,7 @@ fn kernels(epilogue: &Ident, Types { name, input, output }: &Types) -> TokenStre
             );
 
             #[::warpsmith_dsl::kernel(
+                source = #source,
                 block = [S::THREADS, 1, 1],
                 shared = S::SHARED_BYTES,
                 instances = [
@@ -73,6 +75,7 @@ fn kernels(epilogue: &Ident, Types { name, input, output }: &Types) -> TokenStre
             }
 
             #[::warpsmith_dsl::kernel(
+                source = #source,
                 block = [S::THREADS, 1, 1],
                 cluster = [S::CLUSTER, 1, 1],
                 min_blocks = S::MIN_BLOCKS,
@@ -103,6 +106,7 @@ fn kernels(epilogue: &Ident, Types { name, input, output }: &Types) -> TokenStre
             }
 
             #[::warpsmith_dsl::kernel(
+                source = #source,
                 block = [S::THREADS, 1, 1],
                 cluster = [S::SPLIT, 1, 1],
                 min_blocks = S::MIN_BLOCKS,
@@ -128,6 +132,7 @@ fn kernels(epilogue: &Ident, Types { name, input, output }: &Types) -> TokenStre
             }
 
             #[::warpsmith_dsl::kernel(
+                source = #source,
                 block = [SUMS_THREADS, 1, 1],
                 instances = [
                     #[cfg(warpsmith_arch = "sm_90a")]

@@ -8,8 +8,8 @@ use crate::function::{Types, operands, types};
 
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
     let all = types(attribute, "#[row_kernels] needs the types of rows: `name: F16 -> f32`")?;
-    let (name, function) = operands(item, "a function of rows")?;
-    let kernels = all.iter().map(|types| kernels(&name, types));
+    let (name, function) = operands(item.clone(), "a function of rows")?;
+    let kernels = all.iter().map(|types| kernels(&name, types, types.source("row_kernels", &item)));
     Ok(quote! {
         #function
 
@@ -18,7 +18,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
 }
 
 /// The kernels of some types, and the type that names them all.
-fn kernels(function: &Ident, Types { name, input, output }: &Types) -> TokenStream {
+fn kernels(function: &Ident, Types { name, input, output }: &Types, source: u64) -> TokenStream {
     let module = format_ident!("{name}_kernels");
     let text = name.to_string();
     let doc = format!("The kernels of [`{function}`] for rows of some types: what the host names.");
@@ -38,6 +38,7 @@ fn kernels(function: &Ident, Types { name, input, output }: &Types) -> TokenStre
         };
         quote! {
             #[::warpsmith_dsl::kernel(
+                source = #source,
                 block = [rows::THREADS, 1, 1],
                 min_blocks = 2,
                 shared = rows::SHARED_BYTES,
