@@ -26,7 +26,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         ),
         ("results_do_not_depend_on_when_copies_land", results_do_not_depend_on_when_copies_land),
     ];
-    cases.into_iter().map(|(name, case)| Trial::test(format!("linear_update::{name}"), case)).collect()
+    cases
+        .into_iter()
+        .map(|(name, case)| crate::timed::trial(format!("linear_update::{name}"), case))
+        .collect()
 }
 
 /// A test.

@@ -30,6 +30,7 @@ mod rotary;
 mod rows;
 mod scaled;
 mod softmax;
+mod timed;
 mod topk;
 mod update;
 mod weights;
@@ -37,7 +38,7 @@ mod weights;
 use std::env::VarError;
 use std::process::ExitCode;
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Failed};
 use warpsmith::{Device, DeviceKind, Error};
 
 /// A case: a device in, a reason for failure out.
@@ -151,20 +152,20 @@ fn main() -> ExitCode {
     for spec in ["cpu", "emulator", "emulator:9.0", gpu.as_str()] {
         for &(name, case) in ON_EVERY_DEVICE.into_iter().flatten() {
             let device = spec.to_owned();
-            let trial = Trial::test(format!("{spec}::{name}"), move || case(&device.parse::<Device>()?));
+            let trial = timed::trial(format!("{spec}::{name}"), move || case(&device.parse::<Device>()?));
             trials.push(trial.with_ignored_flag(spec == gpu && missing.is_some()));
         }
     }
     for &(name, case) in peer::H100_CASES {
         let device = gpu.clone();
-        let trial = Trial::test(format!("{gpu}::{name}"), move || case(&device.parse::<Device>()?));
+        let trial = timed::trial(format!("{gpu}::{name}"), move || case(&device.parse::<Device>()?));
         trials.push(trial.with_ignored_flag(unlike_h100.is_some()));
     }
     for &(name, case) in ON_TURING.into_iter().flatten() {
-        trials.push(Trial::test(format!("emulator:7.5::{name}"), move || case(&"emulator:7.5".parse()?)));
+        trials.push(timed::trial(format!("emulator:7.5::{name}"), move || case(&"emulator:7.5".parse()?)));
     }
     for &(name, case) in ON_ADA.into_iter().flatten() {
-        trials.push(Trial::test(format!("emulator:8.9::{name}"), move || case(&"emulator:8.9".parse()?)));
+        trials.push(timed::trial(format!("emulator:8.9::{name}"), move || case(&"emulator:8.9".parse()?)));
     }
     trials.extend(mutants::trials());
     trials.extend(modes::trials());
@@ -174,6 +175,7 @@ fn main() -> ExitCode {
     trials.extend(weights::trials());
 
     let conclusion = libtest_mimic::run(&arguments, trials);
+    timed::print_slowest();
     if let Some(reason) = missing.or(unlike_h100)
         && !arguments.list
     {

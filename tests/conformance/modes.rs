@@ -725,41 +725,41 @@ pub(crate) fn trials() -> Vec<Trial> {
         let name = format!(
             "slow::emulator::modes::every_kernel_of_{input}_{output}_gives_the_same_bits_in_every_mode"
         );
-        Trial::test(name, move || check_all(types))
+        crate::timed::trial(name, move || check_all(types))
     });
     let name = "slow::emulator::modes::blocks_that_work_through_several_tiles_are_right_in_every_mode";
-    let persistent = Trial::test(name, blocks_that_work_through_several_tiles_are_right);
+    let persistent = crate::timed::trial(name, blocks_that_work_through_several_tiles_are_right);
     let name = "slow::emulator::modes::halves_have_the_bits_of_whole_tiles_in_every_mode";
-    let halves = Trial::test(name, halves_have_the_bits_of_whole_tiles);
+    let halves = crate::timed::trial(name, halves_have_the_bits_of_whole_tiles);
     let name = "slow::emulator::modes::shared_sums_have_the_same_bits_in_every_mode";
-    let shared = Trial::test(name, shared_sums_have_the_same_bits);
+    let shared = crate::timed::trial(name, shared_sums_have_the_same_bits);
     let name = "slow::emulator::modes::operands_of_every_layout_are_read_where_they_lie_in_every_mode";
-    let layouts = Trial::test(name, operands_of_every_layout_are_read_where_they_lie);
+    let layouts = crate::timed::trial(name, operands_of_every_layout_are_read_where_they_lie);
     let updates = [DType::F16, DType::Bf16].map(|dtype| {
         let name = format!(
             "slow::emulator::modes::every_kernel_of_updates_of_{dtype}_gives_the_same_bits_in_every_mode"
         );
-        Trial::test(name, move || updates_of(dtype))
+        crate::timed::trial(name, move || updates_of(dtype))
     });
     let name = "slow::emulator::modes::attentions_give_the_same_bits_in_every_mode";
-    let attentions = Trial::test(name, attentions);
+    let attentions = crate::timed::trial(name, attentions);
     let name = "slow::emulator::modes::attentions_of_keys_of_8_bits_give_the_same_bits_in_every_mode";
-    let attentions_of_fp8 = Trial::test(name, attentions_of_fp8);
+    let attentions_of_fp8 = crate::timed::trial(name, attentions_of_fp8);
     let name = "slow::emulator::modes::gradients_of_attentions_give_the_same_bits_in_every_mode";
-    let of_attentions = Trial::test(name, attention_gradients);
-    let caches = Trial::test("emulator::modes::caches_hold_the_same_bits_in_every_mode", caches);
+    let of_attentions = crate::timed::trial(name, attention_gradients);
+    let caches = crate::timed::trial("emulator::modes::caches_hold_the_same_bits_in_every_mode", caches);
     let name = "slow::emulator::modes::elementwise_rotary_and_embedding_give_the_same_bits_in_every_mode";
-    let elements = Trial::test(name, elements);
+    let elements = crate::timed::trial(name, elements);
     let name = "slow::emulator::modes::optimizers_give_the_same_bits_in_every_mode";
-    let optimizers = Trial::test(name, optimizers);
+    let optimizers = crate::timed::trial(name, optimizers);
     let name = "slow::emulator::modes::norms_give_the_same_bits_in_every_mode";
-    let norms = Trial::test(name, norms);
+    let norms = crate::timed::trial(name, norms);
     let name = "slow::emulator::modes::gradients_of_layers_give_the_same_bits_in_every_mode";
-    let gradients = Trial::test(name, linear_gradients);
+    let gradients = crate::timed::trial(name, linear_gradients);
     let name = "slow::emulator::modes::softmaxes_give_the_same_bits_in_every_mode";
-    let softmaxes = Trial::test(name, softmaxes);
+    let softmaxes = crate::timed::trial(name, softmaxes);
     let name = "slow::emulator::modes::losses_give_the_same_bits_in_every_mode";
-    let losses = Trial::test(name, losses);
+    let losses = crate::timed::trial(name, losses);
     let single = [
         persistent,
         halves,
@@ -776,6 +776,6 @@ pub(crate) fn trials() -> Vec<Trial> {
         gradients,
     ];
     let name = "slow::emulator::modes::gradients_of_updates_give_the_same_bits_in_every_mode";
-    let of_updates = Trial::test(name, update_gradients);
+    let of_updates = crate::timed::trial(name, update_gradients);
     by_types.into_iter().chain(single).chain([of_updates, of_attentions]).chain(updates).collect()
 }

@@ -30,7 +30,7 @@ fn prefix(index: usize) -> &'static str {
 }
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let mut trials = vec![Trial::test("emulator::mutants::the_table_explains_every_mutant", || {
+    let mut trials = vec![crate::timed::trial("emulator::mutants::the_table_explains_every_mutant", || {
         let unexplained = Table::read()?.rows.into_iter().find(|row| !row.is_explained());
         unexplained.map_or(Ok(()), |row| Err(format!("{row:?}").into()))
     })];
@@ -38,7 +38,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     for (index, shipped) in one_of_each_kind(&shipped).enumerate() {
         let name = format!("{}::{}::every_missing_proxy_fence_is_found", prefix(index), shipped.entry.name);
         let shipped = shipped.clone();
-        trials.push(Trial::test(name, move || without_proxy_fences(shipped)));
+        trials.push(crate::timed::trial(name, move || without_proxy_fences(shipped)));
     }
     // Others vote about more than that.
     let votes_once = |one: &&Shipped| {
@@ -49,11 +49,11 @@ pub(crate) fn trials() -> Vec<Trial> {
     for (index, shipped) in shipped.iter().filter(votes_once).enumerate() {
         let name = format!("{}::{}::a_missing_second_sum_is_found", prefix(index), shipped.entry.name);
         let shipped = shipped.clone();
-        trials.push(Trial::test(name, move || without_second_sums(shipped)));
+        trials.push(crate::timed::trial(name, move || without_second_sums(shipped)));
     }
     for (index, shipped) in shipped.into_iter().enumerate() {
         let name = format!("{}::{}::a_sample_is_found_or_explained", prefix(index), shipped.entry.name);
-        trials.push(Trial::test(name, move || sample(shipped, &Table::read()?)));
+        trials.push(crate::timed::trial(name, move || sample(shipped, &Table::read()?)));
     }
     trials
 }

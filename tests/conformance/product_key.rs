@@ -388,5 +388,5 @@ fn retrievals_give_the_same_bits_in_every_mode() -> Result<(), Failed> {
 
 pub(crate) fn trials() -> Vec<Trial> {
     let name = "emulator::modes::retrievals_give_the_same_bits_in_every_mode";
-    vec![Trial::test(name, retrievals_give_the_same_bits_in_every_mode)]
+    vec![crate::timed::trial(name, retrievals_give_the_same_bits_in_every_mode)]
 }

@@ -497,9 +497,9 @@ pub(crate) fn trials() -> Vec<Trial> {
     let persistent = "slow::emulator::scaled::blocks_that_work_through_several_tiles_are_right_in_every_mode";
     let sums = "slow::emulator::scaled::sums_as_tensor_cores_add_them_stay_within_their_bound";
     vec![
-        Trial::test(modes, every_kernel_gives_the_same_bits_in_every_mode),
-        Trial::test(terms, every_term_has_the_same_bits_in_every_mode),
-        Trial::test(persistent, blocks_that_work_through_several_tiles_are_right_in_every_mode),
-        Trial::test(sums, sums_as_tensor_cores_add_them_stay_within_their_bound),
+        crate::timed::trial(modes, every_kernel_gives_the_same_bits_in_every_mode),
+        crate::timed::trial(terms, every_term_has_the_same_bits_in_every_mode),
+        crate::timed::trial(persistent, blocks_that_work_through_several_tiles_are_right_in_every_mode),
+        crate::timed::trial(sums, sums_as_tensor_cores_add_them_stay_within_their_bound),
     ]
 }

@@ -11,9 +11,9 @@ use warpsmith::{Device, Error, Weights};
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
-        Trial::test("weights::damaged_files_never_panic", damaged_files_never_panic),
-        Trial::test("weights::random_bytes_never_panic", random_bytes_never_panic),
-        Trial::test("weights::what_a_layer_lacks_is_named", what_a_layer_lacks_is_named),
+        crate::timed::trial("weights::damaged_files_never_panic", damaged_files_never_panic),
+        crate::timed::trial("weights::random_bytes_never_panic", random_bytes_never_panic),
+        crate::timed::trial("weights::what_a_layer_lacks_is_named", what_a_layer_lacks_is_named),
     ]
 }
 
