@@ -265,8 +265,15 @@ fn work_beside_calls_leaves_as_many_multiprocessors_as_are_asked_for() -> Result
         // Host memory has no kernels.
         assert_eq!(found(None), (0, all));
         assert_eq!([found(Some(0)), found(Some(7)), found(Some(all))], [(0, all), (7, all - 7), (all, 1)]);
-        let beside_both = communicator.with_multiprocessors(3).beside(&stream.with_multiprocessors(20));
-        assert_eq!(beside_both.multiprocessors(), 17);
+        // What one leaves is there for the other too.
+        for (one, other) in [(3, 20), (20, 3), (7, 7), (0, 5), (5, 0), (all, 1), (1, all + 1)] {
+            let [outer, inner] = [one, other].map(|own| communicator.with_multiprocessors(own));
+            let left = inner.beside(&outer.beside(&stream)).multiprocessors();
+            assert_eq!(left, all.saturating_sub(one.max(other)).max(1), "{one} and {other}");
+            let limited = stream.with_multiprocessors(all.saturating_sub(one));
+            let left = inner.beside(&limited).multiprocessors();
+            assert_eq!(left, all.saturating_sub(one.max(other)).max(1), "a limit for {one} and {other}");
+        }
         Ok(())
     })?;
     launch::threads_within(LIMIT, 1, |communicator| {
