@@ -1,6 +1,6 @@
 //! Each collective gives what it says, on one to eight ranks, for sizes that do not divide, in every type.
 
-use std::net::TcpListener;
+use std::net::{Ipv6Addr, TcpListener};
 
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
@@ -249,6 +249,42 @@ fn ranks_meet_by_ipv6_too() {
     });
     for sum in sums {
         assert_eq!(sum.expect("all ranks come"), [6.0]);
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn ranks_meet_at_every_ipv6_address_of_this_host_by_its_interface() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        eprintln!("this host has no IPv6");
+        return;
+    }
+    let known = std::fs::read_to_string("/proc/net/if_inet6").expect("Linux lists them");
+    // Address, number of the interface, length of the prefix, scope, flags, interface.
+    let hosts: Vec<_> = known
+        .lines()
+        .filter_map(|line| {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            let ip = Ipv6Addr::from(u128::from_str_radix(fields.first()?, 16).ok()?);
+            let number = u32::from_str_radix(fields.get(1)?, 16).ok()?;
+            Some([format!("[{ip}%{number}]"), format!("[{ip}%{}]", fields.get(5)?)])
+        })
+        .flatten()
+        .collect();
+    // The loopback's at least, and of most hosts link-local ones.
+    assert!(hosts.iter().any(|host| host == "[::1%lo]"), "{hosts:?}");
+    for host in hosts {
+        let listener = TcpListener::bind("[::]:0").expect("a port is free");
+        let port = listener.local_addr().expect("it has one").port();
+        drop(listener);
+        let sums = met(Meeting::Address(format!("{host}:{port}")), 3, LIMIT, |communicator| {
+            let mut tensor = vector(&[communicator.rank() as f32 + 1.0]);
+            communicator.all_reduce(&mut tensor, Reduction::Sum)?;
+            Ok(tensor.to_vec()?)
+        });
+        for sum in sums {
+            assert_eq!(sum.expect("all ranks come"), [6.0], "{host}");
+        }
     }
 }
 
