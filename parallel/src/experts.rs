@@ -206,7 +206,8 @@ impl SplitExperts {
     /// # Errors
     ///
     /// [`Error::Argument`](crate::Error::Argument) if shapes do not fit. Otherwise as [`ops::expert_mlp`],
-    /// [`Communicator::all_gather`] and [`Communicator::reduce_scatter`].
+    /// [`Communicator::all_gather`] and [`Communicator::reduce_scatter`]. Outputs are a new tensor, so that nothing of the
+    /// caller's is written by pieces before the one that fails.
     pub fn forward<T: ExpertInput>(&self, x: &Tensor<T>, routing: &Routing) -> Result<Tensor<T>> {
         let (device, size) = (x.device(), self.communicator.size());
         let [tokens, heads, k] = self.expect_shapes(x, routing)?;
@@ -249,11 +250,11 @@ impl SplitExperts {
                     next = gathered.get_mut(piece + 1).map(gather).transpose()?;
                     stream.wait(&is_gathered)?;
                     let (Piece { range, routing }, x) = &gathered[piece];
-                    let partial = self.evaluate(&stream, x, routing, tokens * size)?;
+                    // Kept before it is used: a call that fails may have enqueued work that reads it.
+                    partials.push(self.evaluate(&stream, x, routing, tokens * size)?);
                     branch.wait(&stream.record()?)?;
                     let mut part = y.slice(0, range.clone())?;
-                    communicator.reduce_scatter(&partial, &mut part, Reduction::Sum)?;
-                    partials.push(partial);
+                    communicator.reduce_scatter(&partials[piece], &mut part, Reduction::Sum)?;
                 }
                 Ok(())
             };

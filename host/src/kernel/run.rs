@@ -8,7 +8,7 @@ use super::TypedKernel;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stream::{Operand, Stream};
-use crate::tensor::{Element, RowSpan, Span, Tensor};
+use crate::tensor::{Element, Span, Tensor};
 
 /// How many threads a launch needs, which its blocks cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,23 +33,17 @@ pub struct Used<'a> {
     operand: &'a dyn Operand,
     device: &'a Device,
     span: Span<'a>,
-    rows: Option<RowSpan<'a>>,
     is_written: bool,
 }
 
 impl<'a> Used<'a> {
     fn of<T: Element>(tensor: &'a Tensor<T>, is_written: bool) -> Self {
-        let (span, rows) = (tensor.span(), tensor.row_span());
-        Self { operand: tensor, device: tensor.device(), span, rows, is_written }
+        Self { operand: tensor, device: tensor.device(), span: tensor.span(), is_written }
     }
 
     /// Whether one of the two is written where the other one may have an element.
     fn conflicts(&self, other: &Used<'_>) -> bool {
-        let meets = || match (&self.rows, &other.rows) {
-            (Some(own), Some(others)) => own.meets(others),
-            _ => self.span.meets(&other.span),
-        };
-        (self.is_written || other.is_written) && meets()
+        (self.is_written || other.is_written) && self.span.meets(&other.span)
     }
 }
 

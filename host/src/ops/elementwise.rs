@@ -320,7 +320,7 @@ impl<'a, T: ElementwiseElement> ElementwiseOp<'a, T> {
         as_result_rows(operation, operand, y)?;
         let operands = [Some((name, T::any(a))), self.b, self.c];
         for (other, x) in operands.into_iter().flatten() {
-            let meets = with_tensor!(x, x => y.shares_rows(x) && !y.is_same_view_as(x));
+            let meets = with_tensor!(x, x => y.shares_memory(x) && !y.is_same_view_as(x));
             if meets {
                 return Err(Error::Overlap { operation, operand, other });
             }
@@ -487,7 +487,7 @@ impl<'a, T: ElementwiseElement, V: RowElement> GatedBackwardOp<'a, T, V> {
         let (sizes, stream) = self.op.checked()?;
         self.op.check_result("dgate", dgate)?;
         self.op.check_result("dvalue", dvalue)?;
-        if dgate.shares_rows(dvalue) {
+        if dgate.shares_memory(dvalue) {
             let operation = self.op.operation;
             return Err(Error::Overlap { operation, operand: "dgate", other: "dvalue" });
         }

@@ -267,10 +267,6 @@ impl<'a, T: RotaryElement> RotaryOp<'a, T> {
             let expected = "1 along the last axis, and leading axes that are one".into();
             return Err(Error::Stride { operation, operand, expected, actual: y.strides().to_vec() });
         }
-        if overlaps_itself(y) {
-            let expected = "elements that do not overlap".into();
-            return Err(Error::Stride { operation, operand, expected, actual: y.strides().to_vec() });
-        }
         let shared = [
             ("x", y.shares_memory(self.x) && !y.is_same_view(self.x)),
             ("table", y.shares_memory(&self.table.angles)),
@@ -448,21 +444,6 @@ impl Sizes {
 struct Heads {
     address: u64,
     strides: [u64; 3],
-}
-
-/// Whether an element of a tensor may be another one as well.
-fn overlaps_itself<T: Element>(tensor: &Tensor<T>) -> bool {
-    let mut axes: Vec<(usize, usize)> =
-        tensor.strides().iter().copied().zip(tensor.shape().iter().copied()).collect();
-    axes.retain(|&(_, length)| length > 1);
-    axes.sort_unstable();
-    // How far the axes before reach.
-    let mut reach = 0;
-    axes.into_iter().any(|(stride, length)| {
-        let overlaps = stride <= reach;
-        reach += stride * (length - 1);
-        overlaps
-    })
 }
 
 impl Heads {

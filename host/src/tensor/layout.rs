@@ -359,3 +359,53 @@ fn collapse<const N: usize>(shape: &[usize], strides: [&[usize]; N]) -> PerAxis<
     }
     axes
 }
+
+/// Elements of a view, in bytes: within `width` from its start, or from places that are multiples of a pitch behind that.
+struct Cover {
+    pitch: Option<u64>,
+    width: u64,
+}
+
+/// The ways to see a view as rows, for elements of `size` bytes.
+fn covers(layout: &Layout, size: usize) -> SmallVec<[Cover; 4]> {
+    let mut axes: PerAxis<(usize, usize)> = std::iter::zip(&layout.strides, &layout.shape)
+        .map(|(&stride, &length)| (stride, length))
+        .filter(|&(_, length)| length > 1)
+        .collect();
+    axes.sort_unstable();
+    let bytes = |elements: usize| elements as u64 * size as u64;
+    let (mut covers, mut extent) = (SmallVec::new(), 1);
+    for (at, &(stride, length)) in axes.iter().enumerate() {
+        if stride > extent && axes[at..].iter().all(|(other, _)| other % stride == 0) {
+            covers.push(Cover { pitch: Some(bytes(stride)), width: bytes(extent) });
+        }
+        extent += stride * (length - 1);
+    }
+    covers.push(Cover { pitch: None, width: bytes(extent) });
+    covers
+}
+
+/// Whether two views that are not empty, each with the bytes of an element and its start, are seen to have no byte in common: their
+/// rows are side by side.
+pub(crate) fn are_apart(
+    [(layout, size, start), (other_layout, other_size, other_start)]: [(&Layout, usize, u64); 2],
+) -> bool {
+    let others = covers(other_layout, other_size);
+    covers(layout, size).iter().any(|own| {
+        others.iter().any(|other| {
+            // What is a multiple of two pitches behind the start is one of their common divisor.
+            let pitch = match (own.pitch, other.pitch) {
+                (Some(own), Some(other)) => gcd(own, other),
+                (Some(pitch), None) | (None, Some(pitch)) => pitch,
+                (None, None) => return false,
+            };
+            // From the start of a row here to the next start of one there.
+            let between = (other_start % pitch + pitch - start % pitch) % pitch;
+            between >= own.width && between + other.width <= pitch
+        })
+    })
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

@@ -37,71 +37,38 @@ pub struct Tensor<T: Element> {
     elements: PhantomData<T>,
 }
 
-/// The memory that a tensor spans, whatever its type.
+/// The memory of a tensor's elements, whatever their type.
 #[derive(Clone, Copy)]
 pub(crate) struct Span<'t> {
     buffer: &'t Arc<Buffer>,
-    /// Where it starts and ends in the buffer.
-    bytes: [usize; 2],
+    layout: &'t Layout,
+    /// Of an element, in bytes.
+    size: usize,
 }
 
 impl Span<'_> {
-    /// How many bytes behind its start the other one starts, where both are of one buffer.
-    pub(crate) fn distance(&self, other: &Span<'_>) -> Option<i128> {
-        Arc::ptr_eq(self.buffer, other.buffer).then(|| other.bytes[0] as i128 - self.bytes[0] as i128)
-    }
-
-    /// Whether they have a byte in common.
-    pub(crate) fn meets(&self, other: &Span<'_>) -> bool {
-        let meet = |[start, end]: [u64; 2], [other_start, other_end]: [u64; 2]| {
-            start.max(other_start) < end.min(other_end)
-        };
-        let (own, others) = (self.bytes.map(|at| at as u64), other.bytes.map(|at| at as u64));
+    /// Where they start, as addresses or in the buffer of both; `None` if they cannot meet.
+    fn starts(&self, other: &Span<'_>) -> Option<[u64; 2]> {
+        let [own, others] = [self, other].map(|span| (span.layout.offset() * span.size) as u64);
         match (self.buffer.foreign_address(), other.buffer.foreign_address()) {
-            _ if Arc::ptr_eq(self.buffer, other.buffer) => meet(own, others),
-            (None, None) => false,
+            _ if Arc::ptr_eq(self.buffer, other.buffer) => Some([own, others]),
+            (None, None) => None,
             // Foreign memory may be that of another tensor, foreign or this crate's.
             (base, other_base) => {
                 let base = base.unwrap_or_else(|| self.buffer.address());
                 let other_base = other_base.unwrap_or_else(|| other.buffer.address());
-                self.buffer.device() == other.buffer.device()
-                    && meet(own.map(|at| base + at), others.map(|at| other_base + at))
+                (self.buffer.device() == other.buffer.device()).then(|| [base + own, other_base + others])
             }
         }
     }
-}
 
-/// Rows of neighbours that a tensor's elements make, whatever its type: what [`Span`] tells of, without the gaps between rows.
-#[derive(Clone, Copy)]
-pub(crate) struct RowSpan<'t> {
-    span: Span<'t>,
-    /// From the start of a row to that of the next, in bytes; `None` for a single row, or none.
-    pitch: Option<usize>,
-    /// Of a row, in bytes.
-    width: usize,
-}
-
-impl RowSpan<'_> {
-    /// Whether they may have a byte in common. Told exactly of rows that are as far apart in both, a single row by the other's; those
-    /// may be side by side.
-    pub(crate) fn meets(&self, other: &RowSpan<'_>) -> bool {
-        if !self.span.meets(&other.span) {
-            return false;
-        }
-        let pitch = match (self.pitch, other.pitch) {
-            (Some(own), Some(others)) if own == others => own,
-            (Some(pitch), None) | (None, Some(pitch)) => pitch,
-            _ => return true,
-        };
-        let is_told =
-            pitch >= self.width.max(other.width) && Arc::ptr_eq(self.span.buffer, other.span.buffer);
-        if !is_told || pitch == 0 {
-            return true;
-        }
-        let [start, other_start] = [self.span.bytes[0], other.span.bytes[0]];
-        // From the start of a row here to the next start of one there.
-        let between = (other_start % pitch + pitch - start % pitch) % pitch;
-        between < self.width || between + other.width > pitch
+    /// Whether they may have a byte in common. That is told exactly of ranges without gaps, and of parts of one tensor along its axes.
+    pub(crate) fn meets(&self, other: &Span<'_>) -> bool {
+        let Some([start, other_start]) = self.starts(other) else { return false };
+        let [end, other_end] = [(start, self), (other_start, other)]
+            .map(|(start, span)| start + (span.layout.span() * span.size) as u64);
+        start.max(other_start) < end.min(other_end)
+            && !layout::are_apart([(self.layout, self.size, start), (other.layout, other.size, other_start)])
     }
 }
 
@@ -243,31 +210,11 @@ impl<T: Element> Tensor<T> {
 
     /// Whether this tensor and `other` may have an element in common.
     ///
-    /// Compares the ranges of memory that the views span, so two views that interleave count as sharing.
+    /// That is told exactly of ranges without gaps, and of [slices](Self::slice) of one tensor, such as blocks of its columns. Other
+    /// views that interleave may count as sharing.
     #[must_use]
     pub fn shares_memory<U: Element>(&self, other: &Tensor<U>) -> bool {
         self.span().meets(&other.span())
-    }
-
-    /// As [`shares_memory`](Self::shares_memory), but told exactly of matrices whose rows are as far apart in both: rows that are side by side have nothing in
-    /// common.
-    pub(crate) fn shares_rows<U: Element>(&self, other: &Tensor<U>) -> bool {
-        match (self.row_span(), other.row_span()) {
-            (Some(own), Some(others)) => own.meets(&others),
-            _ => self.shares_memory(other),
-        }
-    }
-
-    /// The rows that the elements make, if they do: all axes but the last one are one of rows, and elements of a row are neighbours.
-    pub(crate) fn row_span(&self) -> Option<RowSpan<'_>> {
-        let matrix = self.layout.flatten_leading().ok()?;
-        let (&[rows, columns], &[stride, between]) = (matrix.shape(), matrix.strides()) else { return None };
-        let pitch = (rows > 1).then_some(stride * size_of::<T>());
-        (columns <= 1 || between == 1).then_some(RowSpan {
-            span: self.span(),
-            pitch,
-            width: columns * size_of::<T>(),
-        })
     }
 
     /// Whether the other tensor is the same view of the same memory, whose elements have the same type.
@@ -275,10 +222,9 @@ impl<T: Element> Tensor<T> {
         T::DTYPE == U::DTYPE && Arc::ptr_eq(&self.buffer, &other.buffer) && self.layout == other.layout
     }
 
-    /// The memory from the first element to the last.
+    /// The memory of the elements.
     pub(crate) fn span(&self) -> Span<'_> {
-        let (offset, size) = (self.layout.offset(), size_of::<T>());
-        Span { buffer: &self.buffer, bytes: [offset * size, (offset + self.layout.span()) * size] }
+        Span { buffer: &self.buffer, layout: &self.layout, size: size_of::<T>() }
     }
 
     /// Whether the other tensor is the same view of the same memory.
@@ -437,7 +383,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::Tensor;
+    use super::{Element, Tensor};
     use crate::device::Device;
 
     /// A part of `0..length`, which may be empty.
@@ -445,48 +391,69 @@ mod tests {
         (0..=length, 0..=length).prop_map(|(a, b)| a.min(b)..a.max(b))
     }
 
-    fn places(tensor: &Tensor<u8>) -> HashSet<usize> {
-        let [rows, columns] = [0, 1].map(|axis| tensor.shape()[axis]);
-        let [stride, between] = [0, 1].map(|axis| tensor.strides()[axis]);
-        let place = move |row, column| tensor.layout.offset() + row * stride + column * between;
-        (0..rows).flat_map(|row| (0..columns).map(move |column| place(row, column))).collect()
+    /// The bytes of the elements.
+    fn places<T: Element>(tensor: &Tensor<T>) -> HashSet<usize> {
+        let mut places = vec![tensor.layout.offset()];
+        for (&length, &stride) in std::iter::zip(tensor.shape(), tensor.strides()) {
+            places =
+                places.iter().flat_map(|&place| (0..length).map(move |at| place + at * stride)).collect();
+        }
+        let size = size_of::<T>();
+        places.into_iter().flat_map(|place| place * size..(place + 1) * size).collect()
+    }
+
+    /// The part of a tensor along each axis.
+    fn part_of<T: Element>(whole: &Tensor<T>, parts: &[std::ops::Range<usize>; 3]) -> Tensor<T> {
+        parts.iter().enumerate().fold(whole.clone(), |view, (axis, part)| {
+            let length = view.shape()[axis];
+            view.slice(axis, part.start.min(length)..part.end.min(length)).unwrap()
+        })
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn rows_that_are_as_far_apart_share_what_their_elements_share(
-            (rows, columns) in (1usize..6, 1usize..9),
-            (of_rows, of_columns) in (part(5), part(8)),
-            (other_rows, other_columns) in (part(5), part(8)),
+        fn parts_of_one_tensor_share_what_their_elements_share(
+            shape in [1usize..4, 1usize..5, 1usize..7],
+            parts in [part(3), part(4), part(6)],
+            other_parts in [part(3), part(4), part(6)],
+            (axis, other_axis) in (0usize..3, 0usize..3),
         ) {
-            let whole = Tensor::<u8>::zeros(&Device::cpu(), [rows, columns]).unwrap();
-            let within = |range: std::ops::Range<usize>, length: usize| range.start.min(length)..range.end.min(length);
-            let part = |of_rows, of_columns| {
-                whole.slice(0, within(of_rows, rows)).and_then(|x| x.slice(1, within(of_columns, columns))).unwrap()
-            };
-            let (a, b) = (part(of_rows, of_columns), part(other_rows, other_columns));
+            let whole = Tensor::<half::f16>::zeros(&Device::cpu(), shape).unwrap();
+            let (a, b) = (part_of(&whole, &parts), part_of(&whole, &other_parts));
             let share = !places(&a).is_disjoint(&places(&b));
-            prop_assert_eq!(a.shares_rows(&b), share, "{:?} and {:?}", a, b);
-            prop_assert_eq!(b.shares_rows(&a), share, "{:?} and {:?}", a, b);
+            // The order of the axes says nothing.
+            let (a, b) = (a.swap_axes(axis, other_axis).unwrap(), b.swap_axes(0, axis).unwrap());
+            prop_assert_eq!(a.shares_memory(&b), share, "{:?} and {:?}", a, b);
+            prop_assert_eq!(b.shares_memory(&a), share, "{:?} and {:?}", a, b);
         }
 
         #[test]
         fn what_shares_an_element_is_told_of_any_views(
-            (rows, columns) in (1usize..6, 1usize..9),
-            (start, length) in (0usize..40, 0usize..40),
-            part in part(8),
-            is_across in any::<bool>(),
+            shapes in [[1usize..4, 1usize..5, 1usize..7], [1usize..4, 1usize..5, 1usize..7]],
+            parts in [[part(3), part(4), part(6)], [part(3), part(4), part(6)]],
+            starts in [0usize..30, 0usize..30],
+            (axis, other_axis) in (0usize..3, 0usize..3),
         ) {
-            let flat = Tensor::<u8>::zeros(&Device::cpu(), [80]).unwrap();
-            let a = flat.slice(0, 0..rows * columns).and_then(|x| x.reshape([rows, columns])).unwrap();
-            let a = a.slice(1, part.start.min(columns)..part.end.min(columns)).unwrap();
-            let a = if is_across { a.swap_axes(0, 1).unwrap() } else { a };
-            let b = flat.slice(0, start..start + length).and_then(|x| x.reshape([1, length])).unwrap();
+            let flat = Tensor::<u8>::zeros(&Device::cpu(), [120]).unwrap();
+            let view = |at: usize| {
+                let length = shapes[at].iter().product::<usize>();
+                let whole = flat.slice(0, starts[at]..starts[at] + length).unwrap().reshape(shapes[at]).unwrap();
+                part_of(&whole, &parts[at]).swap_axes(axis, other_axis).unwrap()
+            };
+            let (a, b) = (view(0), view(1));
             if !places(&a).is_disjoint(&places(&b)) {
-                prop_assert!(a.shares_rows(&b) && b.shares_rows(&a), "{:?} and {:?}", a, b);
+                prop_assert!(a.shares_memory(&b) && b.shares_memory(&a), "{:?} and {:?}", a, b);
             }
+        }
+
+        #[test]
+        fn ranges_share_what_they_have_in_common(starts in [0usize..9, 0usize..9], lengths in [0usize..9, 0usize..9]) {
+            let flat = Tensor::<f32>::zeros(&Device::cpu(), [18]).unwrap();
+            let view = |at: usize| flat.slice(0, starts[at]..starts[at] + lengths[at]).unwrap();
+            let (a, b) = (view(0), view(1));
+            prop_assert_eq!(a.shares_memory(&b), !places(&a).is_disjoint(&places(&b)), "{:?} and {:?}", a, b);
         }
     }
 }

@@ -48,7 +48,8 @@ pub(crate) enum Operation {
     Barrier,
     /// Bytes of any number from each rank to all, for what this crate has to agree on.
     Agreement,
-    /// No call: the group's end on a rank, which has made so many collectives as the number says, and done its part of all.
+    /// No call: the group's end on a rank, which has made so many collectives as the number says, and done its part of all. The
+    /// message's bytes say how many messages went between the two ranks.
     End,
 }
 

@@ -12,7 +12,7 @@ use warpsmith::{DType, Stream};
 
 use super::backend::{Backend, Buffer, PointToPoint};
 use super::call::{Call, Operation, Reduction};
-use super::inbox::{Inbox, Message};
+use super::inbox::{Inbox, Message, Traffic};
 use super::reduce::reduce;
 use crate::digest::digest;
 use crate::error::{Error, Failure, Result};
@@ -101,13 +101,14 @@ impl HostRank {
         failure.into()
     }
 
-    /// Tells the others that this rank has done its part of the first `number` collectives of a group. It makes no more calls
-    /// there.
-    pub(crate) fn tell_end(&self, group: u64, number: u64) {
+    /// Tells the others that this rank has done its part of the first `number` collectives of a group, and of so many messages
+    /// with each rank. It makes no more calls there.
+    pub(crate) fn tell_end(&self, group: u64, number: u64, traffic: impl Fn(usize) -> Traffic) {
         let call = Call { group, number, operation: Operation::End, dtype: DType::U8, count: 0 };
         for to in self.others() {
+            let bytes = Arc::new(traffic(to).encode());
             // Who is gone need not know.
-            let _ = self.carrier.send(self.members[to], &Message { call, bytes: Arc::default() });
+            let _ = self.carrier.send(self.members[to], &Message { call, bytes });
         }
     }
 
@@ -184,6 +185,15 @@ impl HostRank {
     fn equal_parts(&self, bytes: &[u8], call: &Call) -> Vec<Arc<Vec<u8>>> {
         let part = |rank: usize| rank * call.count..(rank + 1) * call.count;
         (0..self.members.len()).map(|rank| Self::bytes_of(bytes, call.dtype, part(rank))).collect()
+    }
+}
+
+impl Drop for HostRank {
+    /// The others may still have this rank in groups of theirs, and wait for it in this one.
+    fn drop(&mut self) {
+        if !std::thread::panicking() && self.inbox.failure().is_none() {
+            self.tell_end(self.group, *self.number.lock(), |_| Traffic::UNCOUNTED);
+        }
     }
 }
 
@@ -292,6 +302,10 @@ impl Backend for HostRank {
         }
         if let Some((mut call, tensor, to)) = transfers.send {
             call.group = self.group;
+            if let Some(reason) = self.inbox.left(self.members[to], self.group) {
+                let rank = self.members[to];
+                return Err(self.fail(Failure::Lost { call: call.to_string(), rank, reason }));
+            }
             self.send(to, &Message { call, bytes: Arc::new(tensor.read()?) })?;
         }
         if let Some((mut call, tensor, from)) = transfers.receive {

@@ -29,14 +29,78 @@ impl Lane {
     }
 }
 
+/// How many messages have gone between this rank and another one, to it and from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
+}
+
+impl Traffic {
+    /// Of what is not counted: nobody is held to it.
+    pub(crate) const UNCOUNTED: Self = Self { sent: u64::MAX, received: u64::MAX };
+
+    pub(crate) fn encode(self) -> Vec<u8> {
+        [self.sent, self.received].map(u64::to_le_bytes).concat()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (sent, received) = bytes.split_first_chunk()?;
+        let [sent, received] = [*sent, received.try_into().ok()?].map(u64::from_le_bytes);
+        Some(Self { sent, received })
+    }
+}
+
+/// What a call waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Partners {
+    /// The rank that a message goes to, and how many went there before.
+    pub(crate) to: Option<(usize, u64)>,
+    /// The rank that one comes from, and how many came from there before.
+    pub(crate) from: Option<(usize, u64)>,
+}
+
+/// What a rank has done of a group that it has ended.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    collectives: u64,
+    /// As that rank counts.
+    traffic: Traffic,
+}
+
+impl Ended {
+    /// Whether the rank has not done its part of a call.
+    fn lacks(&self, call: &Call, rank: usize, partners: &Partners) -> bool {
+        let is_beyond = |partner: Option<(usize, u64)>, count| {
+            partner.is_some_and(|(other, before)| other == rank && before >= count)
+        };
+        match call.operation {
+            Operation::PointToPoint => {
+                is_beyond(partners.from, self.traffic.sent) || is_beyond(partners.to, self.traffic.received)
+            }
+            _ => call.number >= self.collectives,
+        }
+    }
+}
+
+/// How a rank went that has ended a group, and may still be there for others.
+const ENDED: &str = "it has dropped its communicator";
+
 /// What a rank knows of another.
 #[derive(Debug, Default)]
 struct Peer {
     lanes: HashMap<Lane, VecDeque<Message>>,
-    /// The groups that it has ended, each with the number of its collectives.
-    ended: HashMap<u64, u64>,
+    /// The groups that it has ended.
+    ended: HashMap<u64, Ended>,
     /// How it went, if it is gone.
     gone: Option<String>,
+}
+
+impl Peer {
+    /// Why it sends and takes nothing more in a group.
+    fn left(&self, group: u64) -> Option<String> {
+        self.gone.clone().or_else(|| self.ended.contains_key(&group).then(|| ENDED.to_owned()))
+    }
 }
 
 #[derive(Debug)]
@@ -64,7 +128,10 @@ impl Inbox {
         let mut state = self.state.lock();
         let peer = &mut state.peers[from];
         match call.operation {
-            Operation::End => drop(peer.ended.insert(call.group, call.number)),
+            Operation::End => {
+                let traffic = Traffic::decode(&message.bytes).unwrap_or(Traffic::UNCOUNTED);
+                peer.ended.insert(call.group, Ended { collectives: call.number, traffic });
+            }
             _ => peer.lanes.entry(Lane::of(call)).or_default().push_back(message),
         }
         drop(state);
@@ -88,19 +155,28 @@ impl Inbox {
         self.state.lock().failure.clone()
     }
 
-    /// A rank of the call's group, `members`, that is gone and without which `call` cannot be done, or may not: how it went, and whether that is certain. One of
-    /// which it is certain comes first.
+    /// Why a rank takes no more messages in a group.
+    pub(crate) fn left(&self, rank: usize, group: u64) -> Option<String> {
+        self.state.lock().peers[rank].left(group)
+    }
+
+    /// A rank of the call's group, `members`, that is gone or has ended the group, and without which `call` cannot be done, or
+    /// may not: how it went, and whether that is certain. One of which it is certain comes first.
     ///
-    /// Who has ended the call's group before has done its part of the collectives until then, and of all messages.
-    pub(crate) fn gone_before(&self, call: &Call, members: &[usize]) -> Option<(usize, String, bool)> {
+    /// Who has ended the call's group has done its part of the collectives and messages until then, and of no later ones.
+    pub(crate) fn gone_before(
+        &self,
+        call: &Call,
+        partners: &Partners,
+        members: &[usize],
+    ) -> Option<(usize, String, bool)> {
         let state = self.state.lock();
         let gone = |&rank: &usize| {
             let peer = state.peers.get(rank)?;
-            let reason = peer.gone.clone()?;
+            let reason = peer.left(call.group)?;
             match peer.ended.get(&call.group) {
                 None => Some((rank, reason, false)),
-                Some(_) if call.operation == Operation::PointToPoint => None,
-                Some(&count) => (call.number >= count).then_some((rank, reason, true)),
+                Some(ended) => ended.lacks(call, rank, partners).then_some((rank, reason, true)),
             }
         };
         let certain = members.iter().filter_map(gone).find(|(.., is_certain)| *is_certain);
@@ -133,14 +209,17 @@ impl Inbox {
                     .filter_map(|&rank| state.peers[rank].lanes.get_mut(&lane).and_then(VecDeque::pop_front));
                 return Ok(messages.collect());
             }
-            let gone = ranks.iter().find_map(|&rank| Some((rank, state.peers[rank].gone.clone()?)));
+            // What a rank has sent before it left has come already.
+            let gone = ranks.iter().find_map(|&rank| Some((rank, state.peers[rank].left(call.group)?)));
             if let Some((rank, reason)) = gone {
                 let failure = Failure::Lost { call: call.to_string(), rank, reason };
                 return Err(state.failure.insert(failure).clone());
             }
             if self.changed.wait_until(&mut state, deadline).timed_out() && !missing(&state).is_empty() {
                 let ranks = missing(&state);
-                if state.failure.is_none() && ranks.iter().all(|&rank| state.peers[rank].gone.is_none()) {
+                if state.failure.is_none()
+                    && ranks.iter().all(|&rank| state.peers[rank].left(call.group).is_none())
+                {
                     let failure = Failure::Late { call: call.to_string(), ranks, limit, seen_by: self.rank };
                     return Err(state.failure.insert(failure).clone());
                 }
@@ -155,20 +234,22 @@ mod tests {
 
     use warpsmith::DType;
 
-    use super::{Call, Inbox, Message, Operation};
+    use super::{Call, ENDED, Inbox, Message, Operation, Partners, Traffic};
 
     #[test]
     fn a_rank_that_has_done_its_part_is_not_missed() {
         let inbox = Inbox::new(0, 3);
         let call = |operation, group, number| Call { group, number, operation, dtype: DType::F32, count: 1 };
         let end = call(Operation::End, 7, 5);
-        inbox.put(2, Message { call: end, bytes: Arc::default() });
+        inbox.put(2, Message { call: end, bytes: Arc::new(Traffic::UNCOUNTED.encode()) });
         let of_members = |members: &[usize], operation, group, number| {
-            inbox.gone_before(&call(operation, group, number), members)
+            inbox.gone_before(&call(operation, group, number), &Partners::default(), members)
         };
         let of = |operation, group, number| of_members(&[0, 1, 2], operation, group, number);
-        // While it is there, nothing is certain.
-        assert_eq!(of(Operation::AllGather, 7, 5), None);
+        // It may still be there for other groups.
+        assert_eq!(of(Operation::AllGather, 7, 4), None);
+        assert_eq!(of(Operation::AllGather, 7, 5), Some((2, ENDED.to_owned(), true)));
+        assert_eq!(of(Operation::AllGather, 8, 5), None);
         inbox.set_gone(2, "as a test");
         let gone = |is_certain| Some((2, "as a test".to_owned(), is_certain));
         assert_eq!(of(Operation::AllGather, 7, 4), None);
@@ -183,5 +264,28 @@ mod tests {
         // The one that is missed for certain is named, and nobody of another group.
         assert_eq!(of(Operation::AllGather, 7, 5), gone(true));
         assert_eq!(of_members(&[0, 2], Operation::AllGather, 7, 4), None);
+    }
+
+    #[test]
+    fn only_messages_that_a_rank_has_not_sent_or_taken_are_missed() {
+        let inbox = Inbox::new(0, 3);
+        let call = |operation| Call { group: 7, number: 0, operation, dtype: DType::F32, count: 1 };
+        let traffic = Traffic { sent: 3, received: 1 };
+        inbox.put(2, Message { call: call(Operation::End), bytes: Arc::new(traffic.encode()) });
+        let is_missed = |to, from| {
+            let found = inbox.gone_before(&call(Operation::PointToPoint), &Partners { to, from }, &[0, 1, 2]);
+            assert!(
+                found.as_ref().is_none_or(|(rank, _, is_certain)| *rank == 2 && *is_certain),
+                "{found:?}"
+            );
+            found.is_some()
+        };
+        for before in 0..6 {
+            assert_eq!(is_missed(None, Some((2, before))), before >= 3);
+            assert_eq!(is_missed(Some((2, before)), None), before >= 1);
+            assert_eq!(is_missed(Some((2, before)), Some((2, before))), before >= 1);
+            // Messages of others have nothing to do with it.
+            assert!(!is_missed(Some((1, before)), Some((1, before))));
+        }
     }
 }

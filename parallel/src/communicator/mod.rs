@@ -181,13 +181,19 @@ impl Communicator {
     /// A stream for work while calls of this end are under way on another: the same stream, whose persistent kernels leave
     /// [so many](Self::multiprocessors) multiprocessors to the calls' kernels. Results have the same bits.
     ///
+    /// On a stream that leaves some already, as one beside another end's calls does, kernels leave the larger of the two
+    /// numbers, not their sum.
+    ///
     /// Without that the kernels of a call wait for the end of a product, or a product's last blocks for the end of a call.
     #[must_use]
     pub fn beside(&self, stream: &Stream) -> Stream {
         match self.multiprocessors() {
             _ if self.size() == 1 => stream.clone(),
             0 => stream.clone(),
-            own => stream.with_multiprocessors(stream.multiprocessors().saturating_sub(own)),
+            own => {
+                let all = stream.device().properties().multiprocessors;
+                stream.with_multiprocessors(stream.multiprocessors().min(all.saturating_sub(own)))
+            }
         }
     }
 

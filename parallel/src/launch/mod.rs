@@ -13,7 +13,8 @@ use crate::error::{Error, Result, argument};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Meeting {
-    /// Rank 0 listens at this address, `host:port`.
+    /// Rank 0 listens at this address, `host:port`. An IPv6 address is in brackets, a link-local one with the zone by which the
+    /// other ranks reach it: the name or the number of an interface, as `[fe80::1%eth0]:29500`. Names are known on Linux.
     Address(String),
     /// Rank 0 listens at any port, and writes its address into this file, which all ranks see. The file is removed when all
     /// have come.

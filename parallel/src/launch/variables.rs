@@ -44,7 +44,9 @@ pub(super) fn launch(variable: Variable<'_>) -> Result<Launch> {
     // `torchrun` listens at its port itself then.
     let has_agent = variable("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True");
     let port = port.wrapping_add(u16::from(has_agent));
-    let host = if host.parse::<Ipv6Addr>().is_ok() { format!("[{host}]") } else { host };
+    // The address may name its zone.
+    let ip = host.split_once('%').map_or(host.as_str(), |(ip, _)| ip);
+    let host = if ip.parse::<Ipv6Addr>().is_ok() { format!("[{host}]") } else { host };
     Ok(Launch { rank, size, local_rank, meeting: Meeting::Address(format!("{host}:{port}")) })
 }
 
@@ -111,9 +113,10 @@ mod tests {
             ("MASTER_PORT", "1234"),
         ];
         expect(&torch, [5, 8, 1], "node:1234");
-        let by_ipv6 =
-            torch.map(|(name, value)| (name, if name == "MASTER_ADDR" { "fd00::7" } else { value }));
-        expect(&by_ipv6, [5, 8, 1], "[fd00::7]:1234");
+        for (host, expected) in [("fd00::7", "[fd00::7]:1234"), ("fe80::7%eth0", "[fe80::7%eth0]:1234")] {
+            let by_ipv6 = torch.map(|(name, value)| (name, if name == "MASTER_ADDR" { host } else { value }));
+            expect(&by_ipv6, [5, 8, 1], expected);
+        }
         let mut agent = torch.to_vec();
         agent.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
         expect(&agent, [5, 8, 1], "node:1235");

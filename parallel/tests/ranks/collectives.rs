@@ -1,6 +1,6 @@
 //! Each collective gives what it says, on one to eight ranks, for sizes that do not divide, in every type.
 
-use std::net::TcpListener;
+use std::net::{Ipv6Addr, TcpListener};
 
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
@@ -253,6 +253,42 @@ fn ranks_meet_by_ipv6_too() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn ranks_meet_at_every_ipv6_address_of_this_host_by_its_interface() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        eprintln!("this host has no IPv6");
+        return;
+    }
+    let known = std::fs::read_to_string("/proc/net/if_inet6").expect("Linux lists them");
+    // Address, number of the interface, length of the prefix, scope, flags, interface.
+    let hosts: Vec<_> = known
+        .lines()
+        .filter_map(|line| {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            let ip = Ipv6Addr::from(u128::from_str_radix(fields.first()?, 16).ok()?);
+            let number = u32::from_str_radix(fields.get(1)?, 16).ok()?;
+            Some([format!("[{ip}%{number}]"), format!("[{ip}%{}]", fields.get(5)?)])
+        })
+        .flatten()
+        .collect();
+    // The loopback's at least, and of most hosts link-local ones.
+    assert!(hosts.iter().any(|host| host == "[::1%lo]"), "{hosts:?}");
+    for host in hosts {
+        let listener = TcpListener::bind("[::]:0").expect("a port is free");
+        let port = listener.local_addr().expect("it has one").port();
+        drop(listener);
+        let sums = met(Meeting::Address(format!("{host}:{port}")), 3, LIMIT, |communicator| {
+            let mut tensor = vector(&[communicator.rank() as f32 + 1.0]);
+            communicator.all_reduce(&mut tensor, Reduction::Sum)?;
+            Ok(tensor.to_vec()?)
+        });
+        for sum in sums {
+            assert_eq!(sum.expect("all ranks come"), [6.0], "{host}");
+        }
+    }
+}
+
+#[test]
 fn work_beside_calls_leaves_as_many_multiprocessors_as_are_asked_for() -> Result<()> {
     let device = Device::emulator();
     let all = device.properties().multiprocessors;
@@ -265,8 +301,15 @@ fn work_beside_calls_leaves_as_many_multiprocessors_as_are_asked_for() -> Result
         // Host memory has no kernels.
         assert_eq!(found(None), (0, all));
         assert_eq!([found(Some(0)), found(Some(7)), found(Some(all))], [(0, all), (7, all - 7), (all, 1)]);
-        let beside_both = communicator.with_multiprocessors(3).beside(&stream.with_multiprocessors(20));
-        assert_eq!(beside_both.multiprocessors(), 17);
+        // What one leaves is there for the other too.
+        for (one, other) in [(3, 20), (20, 3), (7, 7), (0, 5), (5, 0), (all, 1), (1, all + 1)] {
+            let [outer, inner] = [one, other].map(|own| communicator.with_multiprocessors(own));
+            let left = inner.beside(&outer.beside(&stream)).multiprocessors();
+            assert_eq!(left, all.saturating_sub(one.max(other)).max(1), "{one} and {other}");
+            let limited = stream.with_multiprocessors(all.saturating_sub(one));
+            let left = inner.beside(&limited).multiprocessors();
+            assert_eq!(left, all.saturating_sub(one.max(other)).max(1), "a limit for {one} and {other}");
+        }
         Ok(())
     })?;
     launch::threads_within(LIMIT, 1, |communicator| {

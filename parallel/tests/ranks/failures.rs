@@ -73,6 +73,71 @@ fn a_rank_that_has_ended_is_named_at_once() {
 }
 
 #[test]
+fn messages_with_a_rank_that_has_ended_fail_at_once() {
+    type Call = fn(&Communicator) -> Result<()>;
+    let calls: [Call; 3] = [
+        |communicator| communicator.recv(&mut vector(&[0f32; 3]), 1),
+        |communicator| communicator.send(&vector(&[0f32; 3]), 1),
+        |communicator| communicator.send_recv((&vector(&[0f32; 3]), 1), (&mut vector(&[0f32; 3]), 1)),
+    ];
+    for call in calls {
+        let start = Instant::now();
+        for results in failures(3, LIMIT, |communicator| {
+            // Rank 1 leaves the group, and is still there for others: nothing says that it is gone.
+            let group = communicator.split(0)?;
+            if group.rank() == 1 {
+                group.send(&vector(&[7f32]), 0)?;
+                drop(group);
+                return communicator.barrier(&Device::cpu());
+            }
+            if group.rank() == 0 {
+                // What it has sent before arrives.
+                let mut sent = vector(&[0f32]);
+                group.recv(&mut sent, 1)?;
+                assert_eq!(sent.to_vec()?, [7.0]);
+                // Both ways know of it by then.
+                std::thread::sleep(SHORT);
+                call(&group)?;
+            }
+            communicator.barrier(&Device::cpu())
+        }) {
+            for result in results {
+                match result.expect_err("all ranks hear of it") {
+                    Error::Failure(Failure::Lost { rank, call, reason }) => {
+                        assert_eq!((rank, call.as_str()), (1, "send or recv of 3 f32"));
+                        assert!(reason.contains("dropped"), "{reason}");
+                    }
+                    error => panic!("{error}"),
+                }
+            }
+        }
+        assert!(start.elapsed() < LIMIT / 2, "{:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn a_rank_that_has_left_a_group_is_named_at_once() {
+    let start = Instant::now();
+    for results in failures(3, LIMIT, |communicator| {
+        let group = communicator.split(0)?;
+        sum(&group, 3)?;
+        if group.rank() == 1 {
+            drop(group);
+            return sum(&communicator, 3);
+        }
+        sum(&group, 3)
+    }) {
+        for result in results {
+            match result.expect_err("all ranks hear of it") {
+                Error::Failure(Failure::Lost { rank, .. }) => assert_eq!(rank, 1),
+                error => panic!("{error}"),
+            }
+        }
+    }
+    assert!(start.elapsed() < LIMIT / 2, "{:?}", start.elapsed());
+}
+
+#[test]
 fn a_rank_that_panics_is_named_and_its_panic_is_returned() {
     let work = |communicator: Communicator| {
         assert!(communicator.rank() != 2, "as a test");

@@ -81,7 +81,8 @@ impl<T: AttentionInput + LinearInput> AttentionForward<'_, T> {
     ///
     /// # Errors
     ///
-    /// As [`run`](Self::run); [`Error::Argument`] with a cache, whose keys have no gradients.
+    /// As [`run`](Self::run); [`Error::Argument`] with a cache, whose keys have no gradients; [`Error::UnsupportedDevice`] for heads whose gradients no kernel of
+    /// the device computes: of more than 256 columns, or in f32 more than 64.
     pub fn run_train(self) -> Result<(Tensor<T>, AttentionSaved<T>)> {
         if self.cache.is_some() {
             let (expected, actual) = ("none in training".into(), "a cache of keys and values".into());
@@ -91,7 +92,10 @@ impl<T: AttentionInput + LinearInput> AttentionForward<'_, T> {
         self.check(&stream)?;
         let Attended { operands, positions } = self.prepare(&stream)?;
         let [q, k, v] = &operands;
-        let (y, lse) = self.attention(q, [k, v]).on(&stream).run_with_lse()?;
+        let attention = self.attention(q, [k, v]).on(&stream);
+        // Who trains would find out only in the backward pass.
+        attention.expect_gradients()?;
+        let (y, lse) = attention.run_with_lse()?;
         let layer = self.layer;
         let output = layer.output.forward_on(&layer.of_rows(&y)?, &stream)?;
         let (lengths, offsets) = (self.lengths.cloned(), self.offsets.cloned());
@@ -130,7 +134,7 @@ impl<T: AttentionInput + LinearInput + LinearGradientElement> Attention<T> {
     ///
     /// # Errors
     ///
-    /// As [`forward`](Self::forward).
+    /// As [`forward`](Self::forward), and [`Error::UnsupportedDevice`] as for [`AttentionForward::run_train`].
     pub fn forward_train(&self, x: &Tensor<T>) -> Result<(Tensor<T>, AttentionSaved<T>)> {
         self.operation(x).run_train()
     }

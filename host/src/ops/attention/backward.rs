@@ -76,6 +76,8 @@ impl<'a, T: AttentionInput> AttentionOp<'a, T> {
     ///
     /// All options of the attention apply, but keys in pages and of 8 bits, which have no gradients. A bias, slopes and masks are taken as constants.
     ///
+    /// GPUs and the emulator take at most 256 columns of q and of v, in f32 at most 64, from compute capability 8.0 on; the CPU takes any number.
+    ///
     /// ```
     /// use ndarray::Array;
     /// use warpsmith::ops::attention::Alignment;
@@ -102,6 +104,11 @@ impl<'a, T: AttentionInput> AttentionOp<'a, T> {
         dy: &'a Tensor<T>,
     ) -> AttentionGradientOp<'a, T> {
         AttentionGradientOp { attention: self, y, lse, dy }
+    }
+
+    /// The error of [`AttentionGradientOp::run`] for sizes that no kernel of the device takes, before the forward pass runs.
+    pub(crate) fn expect_gradients(&self) -> Result<()> {
+        launch::expect_kernels(&self.operands.check(self.stream)?)
     }
 }
 

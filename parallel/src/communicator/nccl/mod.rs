@@ -278,13 +278,25 @@ impl NcclRank {
         stream: &Stream,
         work: impl FnOnce(&Library, &Comm, *mut c_void) -> c_int,
     ) -> Result<()> {
-        let call = &self.watched.numbered(call);
-        if self.options.compares_calls && !is_between_two(call) {
-            self.compare(call)?;
-        }
+        self.enqueue_between(call, [None, None], operands, stream, work)
+    }
+
+    /// As `enqueue`, of a call that sends to one rank and receives from one.
+    fn enqueue_between(
+        &self,
+        call: &Call,
+        partners: [Option<usize>; 2],
+        operands: &[&dyn Operand],
+        stream: &Stream,
+        work: impl FnOnce(&Library, &Comm, *mut c_void) -> c_int,
+    ) -> Result<()> {
         if *stream.device() != self.device {
             let expected = format!("on {}, as the communicator is", self.device);
             return Err(argument(OPERATION, "tensor", expected, format!("on {}", stream.device())));
+        }
+        let (call, partners) = &self.watched.numbered(call, partners);
+        if self.options.compares_calls && !is_between_two(call) {
+            self.compare(call)?;
         }
         if call.count == 0 && !has_counts_of_its_own(call) {
             // There are no elements on any rank, and no addresses.
@@ -293,13 +305,15 @@ impl NcclRank {
         let _current = self.device.make_current()?;
         let handle = stream.cuda_handle().unwrap_or(std::ptr::null_mut());
         let enqueued = stream.with_operands(operands, || {
-            Ok(self.watched.enqueue(call, |comm| work(self.library, comm, handle)))
+            Ok(self.watched.enqueue(call, partners, |comm| work(self.library, comm, handle)))
         })?;
         enqueued?;
         if stream.is_capturing() {
+            // Nobody knows how often a graph is launched.
+            self.watched.count_no_longer();
             return Ok(());
         }
-        self.watched.watch(*call, stream.record()?);
+        self.watched.watch(*call, *partners, stream.record()?);
         Ok(())
     }
 
@@ -474,7 +488,9 @@ impl Backend for NcclRank {
         let send = transfers.send.as_ref().map(|(_, buffer, _)| buffer.operand());
         let receive = transfers.receive.as_ref().map(|(_, buffer, _)| buffer.operand());
         let operands: Vec<_> = send.into_iter().chain(receive).collect();
-        self.enqueue(&call, &operands, stream, |library, comm, stream| {
+        let partners =
+            [transfers.send.as_ref().map(|send| send.2), transfers.receive.as_ref().map(|one| one.2)];
+        self.enqueue_between(&call, partners, &operands, stream, |library, comm, stream| {
             group(library, || {
                 if let Some((from, count, to)) = sent {
                     // SAFETY: the tensor has so many elements of the type; as above.

@@ -18,6 +18,8 @@ use super::library::{IN_PROGRESS, Library, SUCCESS};
 use super::{PAUSE, is_error};
 use crate::communicator::backend::Backend;
 use crate::communicator::call::{Call, Operation};
+use crate::communicator::host::HostRank;
+use crate::communicator::inbox::{Partners, Traffic};
 use crate::error::{Failure, Result, io};
 
 /// How long a poll does not pause.
@@ -125,6 +127,7 @@ impl Comm {
 /// Work that has been enqueued. What it is called is only put into words when it fails.
 struct Pending {
     call: Call,
+    partners: Partners,
     done: Event,
 }
 
@@ -137,6 +140,10 @@ struct Shared {
     group: u64,
     /// Collectives so far.
     count: AtomicU64,
+    /// Messages so far, with each rank.
+    traffic: Mutex<Vec<Traffic>>,
+    /// Whether the two say all that this rank does: graphs may do it again.
+    is_counted: AtomicBool,
     host: Arc<dyn Backend>,
     limit: Duration,
 }
@@ -156,6 +163,7 @@ impl Watched {
         device: Device,
         limit: Duration,
     ) -> Result<Self> {
+        let traffic = vec![Traffic::default(); host.size()];
         let shared = Arc::new(Shared {
             comm: Mutex::new(Some(comm)),
             pending: Mutex::default(),
@@ -163,6 +171,8 @@ impl Watched {
             is_over: AtomicBool::new(false),
             group,
             count: AtomicU64::new(0),
+            traffic: Mutex::new(traffic),
+            is_counted: AtomicBool::new(true),
             host,
             limit,
         });
@@ -172,17 +182,38 @@ impl Watched {
         Ok(Self { shared, device, thread: Some(thread) })
     }
 
-    /// The call as one of this communicator: collectives are numbered.
-    pub(super) fn numbered(&self, call: &Call) -> Call {
+    /// The call as one of this communicator: collectives are numbered, and messages to one rank and from one.
+    pub(super) fn numbered(&self, call: &Call, [to, from]: [Option<usize>; 2]) -> (Call, Partners) {
+        let shared = &self.shared;
         let number = match call.operation {
             Operation::PointToPoint => 0,
-            _ => self.shared.count.fetch_add(1, Ordering::Relaxed),
+            _ => shared.count.fetch_add(1, Ordering::Relaxed),
         };
-        Call { group: self.shared.group, number, ..*call }
+        let call = Call { group: shared.group, number, ..*call };
+        let Some(host) = shared.host.host() else { return (call, Partners::default()) };
+        let mut traffic = shared.traffic.lock();
+        let mut counted = |rank: usize, count: fn(&mut Traffic) -> &mut u64| {
+            let count = count(&mut traffic[rank]);
+            *count += 1;
+            (host.members()[rank], *count - 1)
+        };
+        let to = to.map(|rank| counted(rank, |traffic| &mut traffic.sent));
+        let from = from.map(|rank| counted(rank, |traffic| &mut traffic.received));
+        (call, Partners { to, from })
+    }
+
+    /// Notes that this rank may do more than what is counted.
+    pub(super) fn count_no_longer(&self) {
+        self.shared.is_counted.store(false, Ordering::Relaxed);
     }
 
     /// Lets `work` enqueue something, and waits until NCCL has taken it.
-    pub(super) fn enqueue(&self, call: &Call, work: impl FnOnce(&Comm) -> c_int) -> Result<()> {
+    pub(super) fn enqueue(
+        &self,
+        call: &Call,
+        partners: &Partners,
+        work: impl FnOnce(&Comm) -> c_int,
+    ) -> Result<()> {
         let result = {
             let comm = self.shared.comm.lock();
             match &*comm {
@@ -194,7 +225,7 @@ impl Watched {
                         false => {
                             let gone_since = Cell::new(None);
                             comm.settle(call, self.shared.limit, &|| {
-                                self.shared.interruption(call, &gone_since)
+                                self.shared.interruption(call, partners, &gone_since)
                             })
                         }
                     }
@@ -209,8 +240,8 @@ impl Watched {
         self.shared.comm.lock().as_ref().map(|comm| comm.raw.cast())
     }
 
-    pub(super) fn watch(&self, call: Call, done: Event) {
-        self.shared.pending.lock().push_back(Pending { call, done });
+    pub(super) fn watch(&self, call: Call, partners: Partners, done: Event) {
+        self.shared.pending.lock().push_back(Pending { call, partners, done });
     }
 
     /// Waits for an event, or a failure.
@@ -241,7 +272,7 @@ impl Drop for Watched {
                 false => {
                     let is_done = comm.end(self.shared.limit);
                     if let (true, Some(host)) = (is_done, self.shared.host.host()) {
-                        host.tell_end(self.shared.group, self.shared.count.load(Ordering::Relaxed));
+                        self.shared.tell_end(host);
                     }
                 }
             }
@@ -310,7 +341,7 @@ impl Shared {
         }
         // The lock is not held while the driver is asked: a rank that enqueues work does not wait for that. Only this thread
         // takes from the front.
-        let call = loop {
+        let (call, partners) = loop {
             let first = self.pending.lock().pop_front();
             let Some(first) = first else {
                 (*oldest_since, *gone_since) = (Instant::now(), None);
@@ -322,9 +353,9 @@ impl Shared {
                 reason: error.to_string(),
             };
             if !first.done.is_done().map_err(failed)? {
-                let call = first.call;
+                let waited_for = (first.call, first.partners);
                 self.pending.lock().push_front(first);
-                break call;
+                break waited_for;
             }
             *oldest_since = Instant::now();
         };
@@ -332,19 +363,35 @@ impl Shared {
             return Err(Failure::TimeLimit { call: call.to_string(), limit: self.limit });
         }
         let since = Cell::new(*gone_since);
-        let interruption = self.interruption(&call, &since);
+        let interruption = self.interruption(&call, &partners, &since);
         *gone_since = since.get();
         interruption.map_or(Ok(()), Err)
     }
 
-    /// Why a call that other ranks have a part in will not end: one has failed, or has been gone for long.
-    fn interruption(&self, call: &Call, gone_since: &Cell<Option<Instant>>) -> Option<Failure> {
+    /// Tells the others what this rank has done, all of which is done.
+    fn tell_end(&self, host: &HostRank) {
+        let is_counted = self.is_counted.load(Ordering::Relaxed);
+        let count = if is_counted { self.count.load(Ordering::Relaxed) } else { u64::MAX };
+        let traffic = self.traffic.lock().clone();
+        host.tell_end(self.group, count, |rank| match is_counted {
+            true => traffic[rank],
+            false => Traffic::UNCOUNTED,
+        });
+    }
+
+    /// Why a call that other ranks have a part in will not end: one has failed, has ended before, or has been gone for long.
+    fn interruption(
+        &self,
+        call: &Call,
+        partners: &Partners,
+        gone_since: &Cell<Option<Instant>>,
+    ) -> Option<Failure> {
         let host = self.host.host()?;
         let inbox = host.inbox();
         if let Some(failure) = inbox.failure() {
             return Some(failure);
         }
-        let (rank, reason, is_certain) = inbox.gone_before(call, host.members())?;
+        let (rank, reason, is_certain) = inbox.gone_before(call, partners, host.members())?;
         let since = gone_since.get().unwrap_or_else(Instant::now);
         gone_since.set(Some(since));
         (is_certain || since.elapsed() > GRACE).then(|| Failure::Lost {

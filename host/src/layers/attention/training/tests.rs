@@ -1,5 +1,5 @@
 use crate::layers::{Attention, AttentionConfig, Linear};
-use crate::ops::{Activation, Pairing, RotaryTable};
+use crate::ops::{self, Activation, Pairing, RotaryTable};
 use crate::{Device, Error, Tensor};
 
 const HEADS: usize = 4;
@@ -194,6 +194,34 @@ fn packed_and_padded_sequences_have_the_gradients_of_single_ones() {
         // Rows that do not count have no gradient.
         let rest = of_padded.dx.slice(0, 0..1).and_then(|dx| dx.slice(1, 5..8)).expect("it is there");
         assert!(bits(&rest).iter().all(|&dx| dx == 0.0), "{name}");
+    }
+}
+
+#[test]
+fn heads_without_gradients_are_refused_before_the_forward_pass() {
+    let device: Device = "emulator:8.0".parse().expect("a device");
+    for (width, rows, is_refused) in [(64, 3, false), (72, 3, true), (72, 0, false)] {
+        for device in [&device, &Device::cpu()] {
+            let weight = |shape: [usize; 2]| tensor(device, &shape, 3);
+            let linear = |shape| Linear::new(weight(shape), None, Activation::None).expect("it fits");
+            let config = AttentionConfig::new(1);
+            let layer = Attention::fused(config, linear([3 * width, INPUT]), linear([INPUT, width]));
+            let (layer, x) = (layer.expect("it fits"), tensor(device, &[1, rows, INPUT], 4));
+            let trained = layer.forward_train(&x);
+            if !is_refused || *device == Device::cpu() {
+                let (_, saved) = trained.expect("gradients can be computed");
+                layer.backward(&saved, &x).expect("as the forward pass says");
+                continue;
+            }
+            let q = tensor(device, &[1, rows, 1, width], 5);
+            let (y, lse) = ops::attention(&q, &q, &q).run_with_lse().expect("without gradients it runs");
+            let expected =
+                ops::attention(&q, &q, &q).backward(&y, &lse, &q).run().expect_err("no kernel does");
+            let error = trained.expect_err("no kernel computes gradients");
+            assert!(matches!(error, Error::UnsupportedDevice { .. }), "{error}");
+            assert_eq!(error.to_string(), expected.to_string());
+            layer.forward(&x).expect("without gradients it runs");
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{AttentionGradientOp, AttentionGradientOutputs, AttentionInput, OPERATION, launch};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
-use crate::ops::attention::check::{Checked, leading_strides};
+use crate::ops::attention::check::Checked;
 use crate::ops::attention::operands::Operands;
 use crate::ops::expect_result;
 use crate::tensor::{Element, Span, Tensor};
@@ -66,7 +66,7 @@ impl<T: AttentionInput> AttentionGradientOp<'_, T> {
             expect_contiguous_rows(operand, output)?;
             expect_apart(operand, &output.span())?;
             for &(other, before) in &written {
-                if output.shares_memory(before) && !are_side_by_side(output, before) {
+                if output.shares_memory(before) {
                     return Err(Error::Overlap { operation: OPERATION, operand, other });
                 }
             }
@@ -129,24 +129,6 @@ impl<T: AttentionInput> AttentionGradientOp<'_, T> {
             _ => self.launch(checked, outputs),
         }
     }
-}
-
-/// Whether views that meet have no element in common, since they are of different columns of the rows of one matrix: as the heads of a tensor that holds queries, keys
-/// and values.
-fn are_side_by_side<T: Element>(a: &Tensor<T>, b: &Tensor<T>) -> bool {
-    // The stride of rows, and the elements of a row with what is between its heads.
-    let of = |tensor: &Tensor<T>| {
-        let [batch, row, head] = leading_strides(tensor);
-        let &[.., heads, columns] = tensor.shape() else { return None };
-        let extent = head.checked_mul((heads as u64).checked_sub(1)?)?.checked_add(columns as u64)?;
-        let is_batch_of_rows =
-            tensor.rank() < 4 || tensor.shape()[0] <= 1 || batch.checked_rem(row) == Some(0);
-        (is_batch_of_rows && extent <= row).then_some((row, extent))
-    };
-    let (Some((row, of_a)), Some((other_row, of_b))) = (of(a), of(b)) else { return false };
-    let Some(distance) = a.span().distance(&b.span()) else { return false };
-    let apart = (distance / size_of::<T>() as i128).rem_euclid(i128::from(row.max(1)));
-    row == other_row && apart >= i128::from(of_a) && apart + i128::from(of_b) <= i128::from(row)
 }
 
 fn expect_shape<U: Element>(

@@ -17,7 +17,7 @@ use warpsmith_kernels::attention_gradient::{
 };
 
 use super::{AttentionGradientOp, AttentionGradientOutputs, AttentionInput, OPERATION};
-use crate::device::Device;
+use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::kernel::is_built;
 use crate::ops::Implementation;
@@ -179,6 +179,14 @@ impl Plan {
         });
         plan.ok_or_else(|| no_kernel(checked))
     }
+}
+
+/// The error for sizes that no kernel of the device takes, if there is anything to compute.
+pub(super) fn expect_kernels<T: AttentionInput>(checked: &Checked<'_, '_, T, T>) -> Result<()> {
+    if checked.stream.device().kind() == DeviceKind::Cpu || is_nothing(&checked.problem) {
+        return Ok(());
+    }
+    Plan::new(checked).map(drop)
 }
 
 /// Sizes with tiles of so many rows of each of so many heads, and blocks for them, if a grid has as many.

@@ -1,5 +1,7 @@
 //! Gradients against their definitions in f64, drawn; those against finite differences; what is refused; edges.
 
+mod parts;
+
 use half::{bf16, f16};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;

@@ -120,7 +120,6 @@ impl<T: UpdateGradientElement> UpdateBackwardOp<'_, T> {
             checked.expect_span_apart(name, span)?;
         }
         let codes = self.codes();
-        // The codes' last: they are compared with the others as a whole.
         for (index, (places, [v_name, _, u_name])) in updates.iter().zip(NAMES).enumerate() {
             let [of_v, of_u] = self.weight_shapes(checked, index);
             if let Some(dv) = &places.dv {
@@ -135,17 +134,8 @@ impl<T: UpdateGradientElement> UpdateBackwardOp<'_, T> {
         for (index, (places, [_, operand, _])) in updates.iter().zip(NAMES).enumerate() {
             let Some(dcodes) = &places.dcodes else { continue };
             expect_rows(operation, operand, *dcodes, device, (codes[index].shape(), "the codes"))?;
-            self.expect_apart(checked, operand, *dcodes)?;
-            let span = dcodes.span();
-            if let Some(&(other, _)) = others.iter().find(|(_, other)| span.meets(other)) {
-                return Err(Error::Overlap { operation, operand, other });
-            }
             // Those of several updates may be columns of one matrix.
-            for (before, [_, other, _]) in updates[..index].iter().zip(NAMES) {
-                if before.dcodes.as_ref().is_some_and(|before| dcodes.shares_rows(before)) {
-                    return Err(Error::Overlap { operation, operand, other });
-                }
-            }
+            self.expect_result(checked, operand, *dcodes, &mut others)?;
         }
         Ok(())
     }
