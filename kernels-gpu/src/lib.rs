@@ -1,7 +1,7 @@
 //! warpsmith's GPU kernels, and the PTX that they compile to.
 //!
 //! Each module is a kernel family: one file that reads as the algorithm does, load, multiply, transform, store. Built for the
-//! GPU it becomes the files of `ptx/<family>.<architecture>/`, one for each kernel; built for the host it is the kernels' typed
+//! GPU it becomes the texts in `ptx/<family>.<architecture>/`, one for each kernel; built for the host it is the kernels' typed
 //! signatures, for launches, and this crate carries that PTX, compressed.
 //!
 //! | family | kernels |
@@ -176,6 +176,6 @@ pub mod update_gradient;
 #[cfg(not(target_arch = "nvptx64"))]
 mod modules;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use modules::{FAMILIES, MODULES, PtxEntry, PtxModule, decompress};
+pub use modules::{FAMILIES, MODULES, PtxEntry, PtxModule, unpack};
 
 warpsmith_dsl::device_crate!();

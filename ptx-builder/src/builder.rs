@@ -131,7 +131,7 @@ impl Builder {
         self
     }
 
-    /// Has [`Builder::build`] write a folder for each family and architecture, with a compressed module for each entry: see [`store`].
+    /// Has [`Builder::build`] write a folder for each family and architecture, with a text for each entry, compressed together: see [`store`].
     ///
     /// Otherwise it writes one text for each, with all entries in it.
     #[must_use]

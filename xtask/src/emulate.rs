@@ -30,7 +30,7 @@ use arguments::{Argument, Bound};
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
-    /// The PTX file, `NAME.ptx` or, compressed, `NAME.ptx.z`.
+    /// The PTX, a file or `FOLDER/ENTRY.ptx` of a folder of `kernels-gpu/ptx`.
     file: PathBuf,
     /// The entry; may be left out if the file has one only.
     #[arg(long)]

@@ -5,7 +5,7 @@
 //! program in another version: kernels must be right by the memory model, and this check finds where they are not.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,8 @@ use warpsmith_builder::{Arch, NVDISASM_VARIABLE, Nvdisasm, PTXAS_VARIABLE, Ptxas
 /// Find arrivals at barriers, and starts of copies, that overtake loads from shared memory in the kernels' machine code.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The PTX to check, `NAME.ptx` or, compressed, `NAME.ptx.z`; by default what is committed for compute capability 9.0 and later.
+    /// The PTX to check, files or `FOLDER/ENTRY.ptx` of a folder of `kernels-gpu/ptx`; by default what is committed for compute
+    /// capability 9.0 and later.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Assemble for this architecture instead of the one that each file names as its target.
@@ -98,21 +99,25 @@ fn missing(program: &str, variable: &str, package: &str) -> anyhow::Error {
 
 /// The modules that may hold arrivals, the longest first, so that the last ones to be checked are short.
 fn modules(args: &Args) -> Result<Vec<Module>> {
-    let committed = args.files.is_empty();
-    let files = match committed {
-        true => crate::ptx::entries(&crate::ptx::store(), &[])?.into_iter().map(|(_, file)| file).collect(),
-        false => args.files.clone(),
-    };
     let mut modules = Vec::new();
-    for path in files {
-        let text = store::read(&path)?;
+    let mut add = |path: &Path, text: String, least: u32| -> Result<()> {
         let target = target(&text).with_context(|| format!("`{}`", path.display()))?;
-        if committed && target.major < 9 {
-            continue;
+        if target.major >= least {
+            let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+            let name = file.strip_suffix(".ptx").unwrap_or(&file).to_owned();
+            modules.push(Module { name, text, arch: args.arch.unwrap_or(target) });
         }
-        let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-        let name = file.strip_suffix(".z").unwrap_or(&file).trim_end_matches(".ptx").to_owned();
-        modules.push(Module { name, text, arch: args.arch.unwrap_or(target) });
+        Ok(())
+    };
+    for path in &args.files {
+        add(path, store::read(path)?, 0)?;
+    }
+    if args.files.is_empty() {
+        for (folder, _) in crate::ptx::folders(&crate::ptx::store(), &[])? {
+            for kernel in store::kernels(&folder)?.1 {
+                add(&folder.join(format!("{}.ptx", kernel.name)), kernel.text, 9)?;
+            }
+        }
     }
     if modules.is_empty() {
         bail!("no PTX for compute capability 9.0 or later to check");

@@ -1,6 +1,6 @@
 //! `xtask ptx`: compiles the kernels to the PTX that ships, checks that what is committed is what the sources give, or shows it.
 //!
-//! The PTX is a [`store`](mod@store): a folder for each family and architecture, with a compressed module for each entry.
+//! The PTX is a [`store`](mod@store): a folder for each family and architecture, with a text for each entry, compressed together.
 //!
 //! The check is in two steps. The hash of the sources stands in each folder's index, and comparing it needs no device toolchain:
 //! `xtask test` does it everywhere, and only warns, since a changed comment changes the hash too. A rebuild compares the files
@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
-use warpsmith_builder::store::{self, Index};
+use warpsmith_builder::store::{self, Index, Kernel};
 use warpsmith_builder::{Arch, Artefact, Builder, Header, Ptxas, Target, Toolchain, toolchain};
 
 /// Compile the kernels to the PTX that ships, check that, or show it.
@@ -25,6 +25,9 @@ pub(crate) struct Args {
     /// Print the committed PTX of this entry instead; `--arch` says which, if there are several.
     #[arg(long, value_name = "ENTRY", conflicts_with_all = ["check", "out"])]
     show: Option<String>,
+    /// Compress the committed texts anew instead, by this version's compressor, and compile nothing.
+    #[arg(long, conflicts_with_all = ["check", "show", "out"])]
+    repack: bool,
     /// Only these kernel families.
     #[arg(long, value_name = "NAME")]
     family: Vec<String>,
@@ -51,6 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     match &args.show {
         Some(entry) => show(args, entry),
         None if args.check => check(args),
+        None if args.repack => repack(args),
         None => build(args),
     }
 }
@@ -60,50 +64,46 @@ pub(crate) fn store() -> PathBuf {
     kernel_crate().join("ptx")
 }
 
-/// Every entry in the folders of a store that are for one of `archs`, or for any if there are none: its name and its file.
-pub(crate) fn entries(store: &Path, archs: &[Arch]) -> Result<Vec<(String, PathBuf)>> {
+/// The folders of a store that are for one of `archs`, or for any if there are none, with their indices.
+pub(crate) fn folders(store: &Path, archs: &[Arch]) -> Result<Vec<(PathBuf, Index)>> {
     let unread = || format!("cannot read the folder `{}`", store.display());
-    let mut files = Vec::new();
+    let mut folders = Vec::new();
     for folder in std::fs::read_dir(store).with_context(unread)? {
         let folder = folder.with_context(unread)?.path();
-        let index = folder.join(store::INDEX);
-        let index = Index::parse(&store::read(&index)?)
-            .with_context(|| format!("`{}` has no header", index.display()))?;
+        let index = store::index(&folder)?;
         if archs.is_empty() || archs.contains(&index.header.arch.parse()?) {
-            let file = |name: String| (name.clone(), folder.join(format!("{name}{}", store::SUFFIX)));
-            files.extend(index.entries.into_iter().map(file));
+            folders.push((folder, index));
         }
     }
-    files.sort_unstable();
-    Ok(files)
+    folders.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    Ok(folders)
 }
 
 fn show(args: &Args, entry: &str) -> Result<ExitCode> {
-    let mut entries = entries(&args.builder().output_folder()?, &args.arch)?;
-    if !args.family.is_empty() {
-        entries.retain(|(_, file)| {
-            let folder = file.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
-            args.family.iter().any(|family| folder.starts_with(&format!("{family}.")))
-        });
-    }
-    let named: Vec<&PathBuf> =
-        entries.iter().filter(|(name, _)| name == entry).map(|(_, file)| file).collect();
-    match named[..] {
-        [file] => {
-            print!("{}", store::read(file)?);
+    let mut folders = folders(&args.builder().output_folder()?, &args.arch)?;
+    folders.retain(|(_, index)| args.family.is_empty() || args.family.contains(&index.header.family));
+    let has_entry = |(_, index): &&(PathBuf, Index)| index.entries.iter().any(|listed| listed.name == entry);
+    let named: Vec<PathBuf> =
+        folders.iter().filter(has_entry).map(|(folder, _)| folder.join(format!("{entry}.ptx"))).collect();
+    match &named[..] {
+        [path] => {
+            print!("{}", store::read(path)?);
             Ok(ExitCode::SUCCESS)
         }
         [] => {
-            let alike = entries.iter().map(|(name, _)| name.as_str()).filter(|name| name.contains(entry));
-            let alike = alike.collect::<Vec<_>>().join(", ");
+            let names =
+                folders.iter().flat_map(|(_, index)| &index.entries).map(|listed| listed.name.as_str());
+            let mut alike: Vec<&str> = names.filter(|name| name.contains(entry)).collect();
+            alike.sort_unstable();
             bail!(
-                "no entry `{entry}`, nor a longer name with that in it{}{alike}",
-                if alike.is_empty() { "" } else { " but " }
+                "no entry `{entry}`, nor a longer name with that in it{}{}",
+                if alike.is_empty() { "" } else { " but " },
+                alike.join(", ")
             )
         }
         _ => {
-            let files: Vec<String> = named.iter().map(|file| format!("  {}", file.display())).collect();
-            bail!("`{entry}` is there more than once; say which with `--arch`:\n{}", files.join("\n"))
+            let paths: Vec<String> = named.iter().map(|path| format!("  {}", path.display())).collect();
+            bail!("`{entry}` is there more than once; say which with `--arch`:\n{}", paths.join("\n"))
         }
     }
 }
@@ -122,6 +122,21 @@ impl Args {
         }
         builder
     }
+}
+
+/// Writes the folders with the texts and headers that they have.
+fn repack(args: &Args) -> Result<ExitCode> {
+    let (mut before, mut after) = (0, 0);
+    for (folder, index) in folders(&args.builder().output_folder()?, &args.arch)? {
+        if args.family.is_empty() || args.family.contains(&index.header.family) {
+            let size = || std::fs::metadata(folder.join(store::TEXTS)).map(|file| file.len());
+            before += size()?;
+            store::write(&folder, &index.header, &store::kernels(&folder)?.1)?;
+            after += size()?;
+        }
+    }
+    println!("{:.2} MB, {:.2} MB before", after as f64 * 1e-6, before as f64 * 1e-6);
+    Ok(ExitCode::SUCCESS)
 }
 
 fn build(args: &Args) -> Result<ExitCode> {
@@ -232,17 +247,19 @@ impl fmt::Display for Complaint {
 /// One committed folder that is up to date by its hash.
 struct Committed {
     target: Target,
-    header: Header,
-    files: BTreeMap<String, Vec<u8>>,
+    index: Index,
+    /// Its compressed texts, and what they are.
+    texts: Vec<u8>,
+    kernels: Vec<Kernel>,
 }
 
 fn check(args: &Args) -> Result<ExitCode> {
     let mut complaints = Vec::new();
     let committed = committed(&args.builder(), &mut complaints)?;
     if let Some(first) = committed.first() {
-        let found = toolchain_like(&first.header, args.toolchain.clone())?;
-        let recorded = format!("rustc {}, LLVM {}", first.header.rustc, first.header.llvm);
-        if found.version() == first.header.rustc && found.llvm == first.header.llvm {
+        let found = toolchain_like(&first.index.header, args.toolchain.clone())?;
+        let recorded = format!("rustc {}, LLVM {}", first.index.header.rustc, first.index.header.llvm);
+        if found.version() == first.index.header.rustc && found.llvm == first.index.header.llvm {
             rebuild(args, &found, &committed, &mut complaints)?;
         } else {
             println!(
@@ -255,8 +272,8 @@ fn check(args: &Args) -> Result<ExitCode> {
         eprintln!("{complaint}");
     }
     if complaints.is_empty() {
-        let files: usize = committed.iter().map(|committed| committed.files.len()).sum();
-        println!("{files} files of PTX in {} folders are up to date", committed.len());
+        let entries: usize = committed.iter().map(|committed| committed.kernels.len()).sum();
+        println!("the PTX of {entries} kernels in {} folders is up to date", committed.len());
         return Ok(ExitCode::SUCCESS);
     }
     eprintln!("{} complaints about the committed PTX: run `cargo xtask ptx`", complaints.len());
@@ -284,9 +301,13 @@ fn rebuild(
     for built in compile(args.builder().out_dir(folder.path()), toolchain)? {
         let target = Target { family: built.family.clone(), arch: built.arch };
         let Some(committed) = committed.iter().find(|committed| committed.target == target) else { continue };
-        let files = store::files(&built.path)?;
         let folder = target.folder_name();
-        let differences = differences(&committed.files, &files);
+        let built_texts = built.path.join(store::TEXTS);
+        let texts = std::fs::read(&built_texts)
+            .with_context(|| format!("cannot read `{}`", built_texts.display()))?;
+        let (index, kernels) = store::kernels(&built.path)?;
+        let built = Committed { target, index, texts, kernels };
+        let differences = differences(committed, &built);
         complaints.extend(
             differences.into_iter().map(|difference| Complaint::Wrong(format!("{folder}/{difference}"))),
         );
@@ -294,31 +315,36 @@ fn rebuild(
     Ok(())
 }
 
-/// How the committed files of a folder differ from those that were built.
-fn differences(committed: &BTreeMap<String, Vec<u8>>, built: &BTreeMap<String, Vec<u8>>) -> Vec<String> {
-    let text = |name: &str, bytes: &[u8]| match name.ends_with(store::SUFFIX) {
-        true => store::decompress(bytes),
-        false => Some(String::from_utf8_lossy(bytes).into_owned()),
-    };
+/// How a committed folder differs from the one that was built.
+fn differences(committed: &Committed, built: &Committed) -> Vec<String> {
     let mut differences = Vec::new();
-    for (name, new) in built {
-        let Some(old) = committed.get(name) else {
-            differences.push(format!("{name} is missing"));
-            continue;
-        };
-        if old == new {
-            continue;
-        }
-        differences.push(match (text(name, old), text(name, new)) {
-            (Some(old), Some(new)) if old == new => format!("{name} was compressed by another compressor"),
-            (Some(old), Some(new)) => {
-                format!("{name} is not what its sources give:\n{}", difference(&old, &new))
-            }
-            _ => format!("{name} is damaged"),
-        });
+    let headers = [committed, built].map(|folder| folder.index.header.to_string());
+    if headers[0] != headers[1] {
+        differences.push(format!(
+            "{} is not what the sources give:\n{}",
+            store::INDEX,
+            difference(&headers[0], &headers[1])
+        ));
     }
-    let left_over = committed.keys().filter(|name| !built.contains_key(*name));
-    differences.extend(left_over.map(|name| format!("{name} is not built from the sources")));
+    let texts = |folder: &'_ Committed| -> BTreeMap<String, String> {
+        folder.kernels.iter().map(|kernel| (kernel.name.clone(), kernel.text.clone())).collect()
+    };
+    let (mut old, new) = (texts(committed), texts(built));
+    for (name, new) in &new {
+        match old.remove(name) {
+            None => differences.push(format!("{name}.ptx is missing")),
+            Some(old) if old != *new => differences
+                .push(format!("{name}.ptx is not what its sources give:\n{}", difference(&old, new))),
+            Some(_) => {}
+        }
+    }
+    differences.extend(old.keys().map(|name| format!("{name}.ptx is not built from the sources")));
+    if differences.is_empty() && committed.texts != built.texts {
+        differences.push(format!(
+            "{} was compressed by another compressor: `cargo xtask ptx --repack` does it anew",
+            store::TEXTS
+        ));
+    }
     differences
 }
 
@@ -370,17 +396,19 @@ fn committed(builder: &Builder, complaints: &mut Vec<Complaint>) -> Result<Vec<C
     let mut committed = Vec::new();
     for target in &targets {
         let name = target.folder_name();
-        let Ok(files) = store::files(&folder.join(&name)) else {
+        let Ok(mut files) = store::files(&folder.join(&name)) else {
             complaints.push(Complaint::Wrong(format!("{name} is missing")));
             continue;
         };
-        let index = files.get(store::INDEX).and_then(|index| Index::parse(str::from_utf8(index).ok()?));
-        let Some(index) = index else {
-            complaints.push(Complaint::Wrong(format!("{name} has no index that says what it was made from")));
-            continue;
+        let (index, texts, kernels) = match opened(&mut files) {
+            Ok(opened) => opened,
+            Err(reason) => {
+                complaints.push(Complaint::Wrong(format!("{name}/{reason}")));
+                continue;
+            }
         };
-        let wrong = unlisted(&files, &index);
-        complaints.extend(wrong.into_iter().map(|file| Complaint::Wrong(format!("{name}/{file}"))));
+        let left_over = files.keys().map(|file| format!("{name}/{file} belongs to no store"));
+        complaints.extend(left_over.map(Complaint::Wrong));
         let expected = builder.source_hash(target)?;
         if index.header.sources != expected {
             complaints.push(Complaint::Stale(format!(
@@ -389,22 +417,20 @@ fn committed(builder: &Builder, complaints: &mut Vec<Complaint>) -> Result<Vec<C
             )));
             continue;
         }
-        committed.push(Committed { target: target.clone(), header: index.header, files });
+        committed.push(Committed { target: target.clone(), index, texts, kernels });
     }
     complaints.extend(strays(&folder, builder)?.into_iter().map(Complaint::Wrong));
     Ok(committed)
 }
 
-/// What is wrong with the files of a folder by its index.
-fn unlisted(files: &BTreeMap<String, Vec<u8>>, index: &Index) -> Vec<String> {
-    let expected: Vec<String> =
-        index.entries.iter().map(|entry| format!("{entry}{}", store::SUFFIX)).collect();
-    let missing = expected.iter().filter(|name| !files.contains_key(*name));
-    let left_over = files.keys().filter(|name| *name != store::INDEX && !expected.contains(name));
-    missing
-        .map(|name| format!("{name} is missing"))
-        .chain(left_over.map(|name| format!("{name} is not in the index")))
-        .collect()
+/// Takes what makes a store out of the files of a folder; else says what is wrong.
+fn opened(files: &mut BTreeMap<String, Vec<u8>>) -> Result<(Index, Vec<u8>, Vec<Kernel>), String> {
+    let mut take = |name| files.remove(name).ok_or_else(|| format!("{name} is missing"));
+    let (index, texts) = (take(store::INDEX)?, take(store::TEXTS)?);
+    let index = str::from_utf8(&index).ok().and_then(Index::parse);
+    let index = index.ok_or_else(|| format!("{} does not say what the folder is made from", store::INDEX))?;
+    let kernels = index.unpack(&texts).map_err(|reason| format!("{} is damaged: {reason}", store::TEXTS))?;
+    Ok((index, texts, kernels))
 }
 
 /// Folders and files that no family and architecture of the kernel crate accounts for.
@@ -424,39 +450,64 @@ fn strays(folder: &Path, builder: &Builder) -> Result<Vec<String>> {
 mod tests {
     use super::*;
 
-    fn files(files: &[(&str, &str)]) -> BTreeMap<String, Vec<u8>> {
-        let file = |(name, text): &(&str, &str)| {
-            let bytes = match name.ends_with(store::SUFFIX) {
-                true => store::compress(text),
-                false => text.as_bytes().to_vec(),
-            };
-            ((*name).to_owned(), bytes)
-        };
-        files.iter().map(file).collect()
-    }
-
-    #[test]
-    fn every_file_that_differs_is_named_with_what_differs() {
-        let built = files(&[("a.ptx.z", "one\n"), ("b.ptx.z", "two\n"), ("index.txt", "a\nb\n")]);
-        assert!(differences(&built, &built).is_empty());
-        let mut committed = files(&[("a.ptx.z", "three\n"), ("c.ptx.z", ""), ("index.txt", "a\nb\n")]);
-        let found = differences(&committed, &built);
-        let [changed, missing, left_over] = &found[..] else { panic!("{found:?}") };
-        assert!(changed.contains("a.ptx.z is not") && changed.contains("- three"), "{changed}");
-        assert!(missing.contains("b.ptx.z is missing"), "{missing}");
-        assert!(left_over.contains("c.ptx.z"), "{left_over}");
-
-        committed = built.clone();
-        committed.insert("a.ptx.z".into(), b"no stream".to_vec());
-        assert_eq!(differences(&committed, &built), ["a.ptx.z is damaged"]);
-    }
-
-    #[test]
-    fn files_and_index_agree() {
+    fn header(sources: &str) -> Header {
         let text = "// warpsmith.family: f\n// warpsmith.arch: sm_80\n// warpsmith.rustc: r\n// warpsmith.llvm: l\n\
-                    // warpsmith.builder: b\n// warpsmith.recipe: r\n// warpsmith.sources: s\n\na\nb\n";
-        let index = Index::parse(text).unwrap();
-        let found = unlisted(&files(&[("a.ptx.z", ""), ("old.ptx", ""), ("index.txt", text)]), &index);
-        assert_eq!(found, ["b.ptx.z is missing", "old.ptx is not in the index"]);
+                    // warpsmith.builder: b\n// warpsmith.recipe: r\n";
+        Header::parse(&format!("{text}// warpsmith.sources: {sources}\n")).unwrap()
+    }
+
+    fn folder(sources: &str, kernels: &[(&str, &str)]) -> Committed {
+        let kernel = |(name, text): &(&str, &str)| Kernel { name: (*name).into(), text: (*text).into() };
+        let kernels: Vec<Kernel> = kernels.iter().map(kernel).collect();
+        let (index, texts) = store::pack(&header(sources), &kernels);
+        Committed { target: Target { family: "f".into(), arch: Arch::SM_80 }, index, texts, kernels }
+    }
+
+    #[test]
+    fn every_entry_that_differs_is_named_with_what_differs() {
+        let built = folder("s", &[("a", "one\n"), ("b", "two\n")]);
+        assert!(differences(&built, &built).is_empty());
+        let found = differences(&folder("s", &[("a", "three\n"), ("c", "")]), &built);
+        let [changed, missing, left_over] = &found[..] else { panic!("{found:?}") };
+        assert!(changed.contains("a.ptx is not") && changed.contains("- three"), "{changed}");
+        assert!(missing.contains("b.ptx is missing"), "{missing}");
+        assert!(left_over.contains("c.ptx"), "{left_over}");
+
+        let found = differences(&folder("t", &[("a", "one\n"), ("b", "two\n")]), &built);
+        let [header] = &found[..] else { panic!("{found:?}") };
+        assert!(header.contains(store::INDEX) && header.contains("- // warpsmith.sources: t"), "{header}");
+
+        let mut committed = folder("s", &[("a", "one\n"), ("b", "two\n")]);
+        committed.texts.push(0);
+        let found = differences(&committed, &built);
+        assert!(found.len() == 1 && found[0].contains("another compressor"), "{found:?}");
+    }
+
+    #[test]
+    fn a_folder_is_opened_whole_or_says_what_is_wrong() {
+        let Committed { index, texts, .. } = folder("s", &[("a", "one\n"), ("b", "two\n")]);
+        let files = || {
+            BTreeMap::from([
+                (store::INDEX.to_owned(), index.to_text().into_bytes()),
+                (store::TEXTS.to_owned(), texts.clone()),
+                ("old.ptx".to_owned(), Vec::new()),
+            ])
+        };
+        let mut whole = files();
+        assert!(opened(&mut whole).is_ok_and(|(found, _, kernels)| found == index && kernels.len() == 2));
+        assert_eq!(whole.into_keys().collect::<Vec<_>>(), ["old.ptx"]);
+
+        for (name, bytes, reason) in [
+            (store::INDEX, None, "index.txt is missing"),
+            (store::TEXTS, None, "entries.lzma is missing"),
+            (store::INDEX, Some("a 4 00\n"), "index.txt does not say"),
+            (store::TEXTS, Some("no stream"), "entries.lzma is damaged"),
+        ] {
+            let mut files = files();
+            files.remove(name);
+            files.extend(bytes.map(|bytes| (name.to_owned(), bytes.as_bytes().to_vec())));
+            let found = opened(&mut files).unwrap_err();
+            assert!(found.contains(reason), "{found}");
+        }
     }
 }

@@ -1,9 +1,11 @@
 //! Whether every form of instruction in the PTX that ships has a test.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::io::Read as _;
+use std::path::Path;
 use std::process::Command;
 
+use lzma_rust2::LzmaReader;
 use warpsmith_emulator::forms;
 
 use crate::common::FORMS_FILE;
@@ -34,21 +36,28 @@ fn tested() -> BTreeSet<String> {
     run.chain(whole).chain(replay::forms()).collect()
 }
 
-/// The PTX that ships, by the names of its files.
+/// The PTX that ships, by the names that a path `FOLDER/ENTRY.ptx` would give the entries.
 fn shipped() -> BTreeMap<String, String> {
     let store = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels-gpu/ptx");
-    let folder = |path: &Path| {
-        let entries = std::fs::read_dir(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        entries.map(|entry| entry.unwrap().path()).collect::<Vec<PathBuf>>()
-    };
-    let files = folder(&store).into_iter().flat_map(|path| folder(&path));
-    files
-        .filter(|path| path.extension().is_some_and(|extension| extension == "z"))
-        .map(|path| {
-            let bytes = miniz_oxide::inflate::decompress_to_vec_zlib(&std::fs::read(&path).unwrap()).unwrap();
-            (path.display().to_string(), String::from_utf8(bytes).unwrap())
-        })
-        .collect()
+    let mut entries = BTreeMap::new();
+    for folder in std::fs::read_dir(&store).unwrap_or_else(|error| panic!("{}: {error}", store.display())) {
+        let folder = folder.unwrap().path();
+        let compressed = std::fs::read(folder.join("entries.lzma")).unwrap();
+        let mut texts = String::new();
+        let mut reader = LzmaReader::new_mem_limit(&compressed[..], u32::MAX, None).unwrap();
+        reader.read_to_string(&mut texts).unwrap();
+        let mut rest = texts.as_str();
+        let index = std::fs::read_to_string(folder.join("index.txt")).unwrap();
+        for line in index.lines().filter(|line| !line.is_empty() && !line.starts_with("//")) {
+            let mut words = line.split(' ');
+            let (name, bytes) = (words.next().unwrap(), words.next().unwrap().parse().unwrap());
+            let (text, others) = rest.split_at(bytes);
+            entries.insert(folder.join(format!("{name}.ptx")).display().to_string(), text.to_owned());
+            rest = others;
+        }
+        assert!(rest.is_empty(), "{} holds more than its index lists", folder.display());
+    }
+    entries
 }
 
 /// A form without the numbers that the emulator computes with: the columns of a `wgmma`, of which recordings hold several, and the

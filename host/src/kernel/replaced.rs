@@ -27,7 +27,7 @@ impl Replaced {
 
 impl Device {
     /// Has this device load the entries in the folders of `store` in the place of the built-in modules of the same names, as `topk.sm_80`;
-    /// gives those names. An entry is a file `NAME.ptx.z`, as `cargo xtask ptx` writes it, or `NAME.ptx`, its text, which goes first.
+    /// gives those names. A folder is as `cargo xtask ptx` writes it. A file `NAME.ptx` in it is the text of an entry, and goes first.
     /// Kernels that the device has loaded before are loaded again, and what another store has replaced is built-in again. Folders of other
     /// names are left alone.
     ///
@@ -65,23 +65,29 @@ impl Device {
 /// The entries in a folder, if there is one.
 fn texts(folder: &Path) -> Result<Option<Texts>> {
     let failed = |path: &Path, source| Error::Io { operation: "reading", path: path.to_owned(), source };
+    let damaged = |path: &Path, reason: &str| failed(path, io::Error::new(ErrorKind::InvalidData, reason));
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(folder, error)),
     };
     let mut texts = Texts::new();
+    let index = folder.join("index.txt");
+    if index.exists() {
+        let packed = folder.join("entries.lzma");
+        let listed = std::fs::read_to_string(&index).map_err(|error| failed(&index, error))?;
+        let compressed = std::fs::read(&packed).map_err(|error| failed(&packed, error))?;
+        let kernels = warpsmith_kernels::unpack(&listed, &compressed)
+            .ok_or_else(|| damaged(&packed, "it does not hold the texts that `index.txt` lists"))?;
+        texts.extend(kernels.into_iter().map(|(name, text)| (name, text.into())));
+    }
     for entry in entries {
         let path = entry.map_err(|error| failed(folder, error))?.path();
         let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-        let read = || std::fs::read(&path).map_err(|error| failed(&path, error));
-        let damaged = || failed(&path, io::Error::new(ErrorKind::InvalidData, "it holds no text"));
         if let Some(entry) = name.strip_suffix(".ptx") {
-            let text = String::from_utf8(read()?).map_err(|_| damaged())?;
+            let bytes = std::fs::read(&path).map_err(|error| failed(&path, error))?;
+            let text = String::from_utf8(bytes).map_err(|_| damaged(&path, "it holds no text"))?;
             texts.insert(entry.to_owned(), text.into());
-        } else if let Some(entry) = name.strip_suffix(".ptx.z") {
-            let text = warpsmith_kernels::decompress(&read()?).ok_or_else(damaged)?;
-            texts.entry(entry.to_owned()).or_insert_with(|| text.into());
         }
     }
     Ok(Some(texts))
@@ -102,11 +108,12 @@ mod tests {
         let store = tempfile::tempdir().expect("a temporary folder");
         let folder = store.path().join("topk.sm_80");
         std::fs::create_dir(&folder).expect("the folder can be written");
-        let module = warpsmith_kernels::MODULES.iter().find(|module| module.family == "topk");
-        let entry = module.and_then(|module| module.entry("topk_f32_32")).expect("it ships");
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels-gpu/ptx/topk.sm_80");
+        let file = |name: &str| std::fs::read(shipped.join(name)).expect("it ships");
+        let (index, packed) = (file("index.txt"), file("entries.lzma"));
+        std::fs::write(folder.join("index.txt"), &index).expect("the folder can be written");
+        std::fs::write(folder.join("entries.lzma"), &packed).expect("the folder can be written");
         std::fs::write(folder.join("topk_f32_32.ptx"), "no PTX").expect("the folder can be written");
-        std::fs::write(folder.join("topk_f32_32.ptx.z"), entry.compressed)
-            .expect("the folder can be written");
         assert_eq!(device.replace_modules(store.path())?, ["topk.sm_80"]);
         assert!(
             matches!(best(), Err(Error::InvalidPtx { module, .. }) if module == "topk.sm_80/topk_f32_32.ptx")
@@ -118,11 +125,19 @@ mod tests {
         device.replace_modules(store.path())?;
         assert_eq!(best()?, [3.0]);
 
-        std::fs::remove_file(folder.join("topk_f32_32.ptx.z")).expect("it is there");
+        // An index and texts that are not of each other.
+        let packed_of = |bytes: &[u8]| std::fs::write(folder.join("entries.lzma"), bytes);
+        for damaged in [&packed[..packed.len() / 2], b"no stream"] {
+            packed_of(damaged).expect("the folder can be written");
+            assert!(matches!(device.replace_modules(store.path()), Err(Error::Io { .. })));
+        }
+        assert_eq!(best()?, [3.0]);
+
+        for name in ["index.txt", "entries.lzma"] {
+            std::fs::remove_file(folder.join(name)).expect("it is there");
+        }
         device.replace_modules(store.path())?;
         assert!(matches!(best(), Err(Error::MissingKernel { kernel, .. }) if kernel == "topk_f32_32"));
-        std::fs::write(folder.join("topk_f32_32.ptx.z"), "no stream").expect("the folder can be written");
-        assert!(matches!(device.replace_modules(store.path()), Err(Error::Io { .. })));
         Ok(())
     }
 

@@ -35,7 +35,7 @@ pub struct Origin {
     pub driver: Option<(u32, u32)>,
     /// The version of this crate.
     pub version: String,
-    /// A hash of the kernels' PTX, as it is compressed.
+    /// A hash of the kernels' PTX.
     pub kernels: String,
 }
 
@@ -53,7 +53,7 @@ impl Origin {
                 warpsmith_kernels::MODULES
                     .iter()
                     .flat_map(|module| module.entries)
-                    .map(|entry| entry.compressed),
+                    .map(|entry| entry.sha256.as_bytes()),
             ),
         }
     }
