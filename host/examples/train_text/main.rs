@@ -50,7 +50,7 @@ struct Arguments {
     /// The type of weights.
     #[arg(long, value_enum, default_value_t = Types::Both)]
     dtype: Types,
-    /// How many steps. [default: 300, in the emulator 4]
+    /// How many steps. [default: 400, in the emulator 4]
     #[arg(long)]
     steps: Option<usize>,
     /// Windows of a step. [default: 8, in the emulator 2]
@@ -115,7 +115,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
     let folder = arguments.text.as_deref().unwrap_or(&repository);
     let text = Text::load(folder)?;
     text.expect(folder, sizes.context.max(Sizes::TINY.context))?;
-    let steps = arguments.steps.unwrap_or(if is_emulator { 4 } else { 300 });
+    let steps = arguments.steps.unwrap_or(if is_emulator { 4 } else { 400 });
     let batch = arguments.batch.unwrap_or(if is_emulator { 2 } else { 8 }).max(1);
     println!(
         "{} bytes of {} files to train with and {} bytes of {} others, on {device} ({})",

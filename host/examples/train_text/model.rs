@@ -43,25 +43,25 @@ impl<T: TransformerInput + EmbeddingElement + LogitElement + FloatElement> Train
 /// Sizes of a model.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    /// Columns of a byte's row. [default: 128, in the emulator 32]
+    /// Columns of a byte's row. [default: 64, in the emulator 32]
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub(crate) columns: usize,
-    /// Heads of the attention. On GPUs f32 has gradients for heads of at most 64 columns. [default: 4, in the emulator 2]
+    /// Heads of the attention. On GPUs f32 has gradients for heads of at most 64 columns. [default: 2]
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub(crate) heads: usize,
     /// Blocks. [default: 2, in the emulator 1]
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub(crate) blocks: usize,
-    /// Hidden numbers of a perceptron. [default: 320, in the emulator 64]
+    /// Hidden numbers of a perceptron. [default: 160, in the emulator 64]
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub(crate) hidden: usize,
-    /// Bytes of a window. [default: 128, in the emulator 16]
+    /// Bytes of a window. [default: 64, in the emulator 16]
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub(crate) context: usize,
 }
 
 impl Sizes {
-    pub(crate) const WHOLE: Self = Self { columns: 128, heads: 4, blocks: 2, hidden: 320, context: 128 };
+    pub(crate) const WHOLE: Self = Self { columns: 64, heads: 2, blocks: 2, hidden: 160, context: 64 };
     pub(crate) const SMALL: Self = Self { columns: 32, heads: 2, blocks: 1, hidden: 64, context: 16 };
     /// What a loss in f64 is computed of.
     pub(crate) const TINY: Self = Self { columns: 16, heads: 2, blocks: 2, hidden: 24, context: 8 };

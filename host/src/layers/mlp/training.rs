@@ -3,9 +3,9 @@
 use super::{Mlp, Up, halves};
 use crate::error::{Error, Result};
 use crate::layers::{Linear, LinearSaved, ProjectionGradients};
+use crate::ops;
 use crate::ops::elementwise::ElementwiseElement;
 use crate::ops::linear::{LinearBackwardOp, LinearGradientElement, LinearGradientOutputs, LinearInput};
-use crate::ops::{self};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
 
