@@ -25,7 +25,7 @@ use warpsmith_parallel::{Communicator, Launch, NcclOptions, Reduction, launch};
 
 use digits::{BATCH, Digits, LEARNING_RATE, Network, count_correct, draw, for_batches, learning_rate};
 
-#[allow(dead_code, reason = "the example on one device uses what this one does not")]
+#[allow(dead_code, unused_imports, reason = "the example on one device uses what this one does not")]
 #[path = "../../host/examples/train_digits/digits.rs"]
 mod digits;
 

@@ -1,16 +1,19 @@
 //! The digits, the network that reads them, and what its training needs, wherever it is trained.
 
-use std::path::Path;
-
 use ndarray::{Array1, Array2, Axis, Ix1, Ix2};
-use plotters::prelude::*;
 use warpsmith::layers::{Linear, LinearSaved};
 use warpsmith::ops::cross_entropy::LogitElement;
 use warpsmith::ops::linear::{LinearGradientElement, LinearGradients, LinearInput};
 use warpsmith::ops::{self, Activation};
-use warpsmith::optim::{AdamW, AdamWOptions, schedule};
+use warpsmith::optim::{AdamW, AdamWOptions};
 use warpsmith::weights::FloatElement;
 use warpsmith::{Device, Tensor, Weights};
+
+#[path = "../training/mod.rs"]
+mod training;
+
+use training::rate;
+pub(crate) use training::{Random, Result, Worst, draw, exit, numbers, progress, scale};
 
 static DIGITS: &[u8] = include_bytes!("../../data/digits-mlp/digits.safetensors");
 
@@ -18,8 +21,6 @@ static DIGITS: &[u8] = include_bytes!("../../data/digits-mlp/digits.safetensors"
 pub(crate) const WIDTHS: [usize; 4] = [64, 256, 128, 10];
 /// Images of a step.
 pub(crate) const BATCH: usize = 64;
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// The images, row by row, and their labels.
 pub(crate) struct Digits {
@@ -41,25 +42,9 @@ impl Digits {
     }
 }
 
-/// Numbers that follow from a seed alone (SplitMix64), the same for good.
-pub(crate) struct Random(pub(crate) u64);
-
 impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ bits >> 31
-    }
-
-    /// From 0 to less than 1.
-    pub(crate) fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
     /// Numbers 0 to `count` − 1 in any order.
-    pub(crate) fn order(&mut self, count: usize) -> Vec<usize> {
+    fn order(&mut self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
         for last in (1..count).rev() {
             order.swap(last, (self.next() % (last as u64 + 1)) as usize);
@@ -175,8 +160,7 @@ pub(crate) fn for_batches<T: Trained>(
 
 /// The learning rate of a step of so many.
 pub(crate) fn learning_rate(step: u64, steps: usize) -> f64 {
-    let cosine = schedule::cosine(step, WARMUP, steps as u64, 0.02);
-    LEARNING_RATE * schedule::linear_warmup(step, WARMUP) * cosine
+    rate(LEARNING_RATE, WARMUP, step, steps)
 }
 
 /// How many rows of logits are largest at the label.
@@ -193,29 +177,4 @@ pub(crate) fn largest(logits: &[f32]) -> usize {
         }
     }
     largest
-}
-
-/// Draws each step's loss, on a logarithmic scale.
-pub(crate) fn draw(path: &Path, curves: &[(&str, Vec<f32>)]) -> Result<()> {
-    let steps = curves.iter().map(|(_, losses)| losses.len()).max().unwrap_or(1);
-    let all = || curves.iter().flat_map(|(_, losses)| losses).copied().filter(|loss| *loss > 0.0);
-    let (least, most) = (all().fold(f32::INFINITY, f32::min), all().fold(0.0, f32::max));
-    let area = SVGBackend::new(path, (720, 400)).into_drawing_area();
-    area.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&area)
-        .margin(16)
-        .x_label_area_size(40)
-        .y_label_area_size(64)
-        .build_cartesian_2d(0..steps, (least..most).log_scale())?;
-    chart.configure_mesh().x_desc("step").y_desc("loss").draw()?;
-    for ((name, losses), color) in curves.iter().zip([BLUE, RED, GREEN]) {
-        let line = LineSeries::new(losses.iter().copied().enumerate(), color);
-        chart
-            .draw_series(line)?
-            .label(*name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color));
-    }
-    chart.configure_series_labels().background_style(WHITE).border_style(BLACK).draw()?;
-    area.present()?;
-    Ok(())
 }

@@ -1,12 +1,17 @@
 //! Layers: operations together with their weights.
 
 mod attention;
+#[cfg(test)]
+mod differences;
 mod embedding;
 mod experts;
 mod linear;
+mod mlp;
 mod norm;
+mod parameters;
 mod peer;
 mod training;
+mod transformer;
 mod update;
 
 pub use attention::{
@@ -16,7 +21,12 @@ pub use attention::{
 pub use embedding::Embedding;
 pub use experts::{ExpertOptions, Experts};
 pub use linear::Linear;
+pub use mlp::{Mlp, MlpGradients, MlpSaved};
 pub use norm::{LayerNorm, RmsNorm};
+pub use parameters::Parameters;
 pub use peer::{Norm, Peer, PeerConfig, PeerImplementation, PeerInput, PeerRouter};
 pub use training::{EmbeddingSaved, LinearSaved, NormSaved, UpdateSaved};
+pub use transformer::{
+    BlockForward, BlockGradients, BlockNorm, BlockSaved, TransformerBlock, TransformerInput,
+};
 pub use update::{GeneratedUpdate, UpdatedLinear};

@@ -10,9 +10,7 @@ use crate::ops::embedding::{EmbeddingBackwardOp, EmbeddingElement, EmbeddingId, 
 use crate::ops::linear::{
     LinearBackwardOp, LinearGradientElement, LinearGradientOutputs, LinearGradients, LinearInput,
 };
-use crate::ops::norm::{
-    NormElement, NormGradientOp, NormGradientOutputs, NormGradients, NormOp, NormOutputs,
-};
+use crate::ops::norm::{NormElement, NormGradientOp, NormGradientOutputs, NormGradients, NormOp, Normed};
 use crate::ops::{self, Activation};
 use crate::tensor::{Element, Tensor};
 
@@ -190,20 +188,10 @@ pub struct NormSaved<T: Element> {
 }
 
 impl<T: NormElement> NormSaved<T> {
-    /// Runs a norm of `x`, and keeps its statistics.
-    fn of(x: &Tensor<T>, norm: NormOp<'_, T>, is_centered: bool) -> Result<(Tensor<T>, Self)> {
-        let stream = x.device().default_stream();
-        let leading = &x.shape()[..x.rank().saturating_sub(1)];
-        let mut mean = is_centered.then(|| Tensor::uninit_on(&stream, leading)).transpose()?;
-        let mut inverse_deviation = Tensor::uninit_on(&stream, leading)?;
-        let mut y = Tensor::uninit_on(&stream, x.shape())?;
-        norm.run_into(NormOutputs::<T, T> {
-            y: Some(&mut y),
-            sum: None,
-            mean: mean.as_mut(),
-            inverse_deviation: Some(&mut inverse_deviation),
-        })?;
-        Ok((y, Self { x: x.clone(), mean, inverse_deviation }))
+    /// Runs a norm of `x`, and keeps its statistics, and what was normed: x, or with a residual the sum.
+    pub(super) fn of(x: &Tensor<T>, norm: NormOp<'_, T>) -> Result<(Tensor<T>, Self)> {
+        let Normed { y, sum, mean, inverse_deviation, .. } = norm.run_saving()?;
+        Ok((y, Self { x: sum.unwrap_or_else(|| x.clone()), mean, inverse_deviation }))
     }
 
     /// The layer's input.
@@ -221,7 +209,7 @@ impl<T: NormElement> NormSaved<T> {
 
 /// The backward passes of a layer that norms rows.
 macro_rules! norm_training {
-    ($layer:ident, $is_centered:literal) => {
+    ($layer:ident) => {
         impl<T: NormElement> $layer<T> {
             /// As [`forward`](Self::forward), with what [`backward`](Self::backward) needs: x, and the statistics of its rows.
             ///
@@ -229,7 +217,7 @@ macro_rules! norm_training {
             ///
             /// As [`forward`](Self::forward).
             pub fn forward_train(&self, x: &Tensor<T>) -> Result<(Tensor<T>, NormSaved<T>)> {
-                NormSaved::of(x, self.operation(x), $is_centered)
+                NormSaved::of(x, self.operation(x))
             }
 
             /// The gradients of x, of the weight and of the bias, these in f32, for the gradient of the output.
@@ -272,8 +260,8 @@ macro_rules! norm_training {
         }
     };
 }
-norm_training!(LayerNorm, true);
-norm_training!(RmsNorm, false);
+norm_training!(LayerNorm);
+norm_training!(RmsNorm);
 
 /// What [`Embedding::forward_train`] keeps for [`Embedding::backward`]: the ids, whose memory it shares.
 #[derive(Clone, Debug)]

@@ -11,6 +11,7 @@ pub use forward::AttentionForward;
 pub use training::{AttentionLayerGradients, AttentionSaved, ProjectionGradients};
 
 use super::Linear;
+use super::parameters::joined;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::attention::AttentionInput;
@@ -359,15 +360,17 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
         &self.output
     }
 
+    /// The sinks `[H]`, if there are some.
+    #[must_use]
+    pub fn sinks(&self) -> Option<&Tensor<f32>> {
+        self.sinks.as_ref()
+    }
+
     /// The device that holds the weights.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.output.weight().device()
     }
-}
-
-fn joined(prefix: &str, name: &str) -> String {
-    if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") }
 }
 
 /// The columns of each of so many heads that a projection of so many inputs makes.

@@ -56,7 +56,10 @@ pub struct ProjectionGradients {
 }
 
 impl ProjectionGradients {
-    fn new<T: LinearInput>(layer: &crate::layers::Linear<T>, stream: &Stream) -> Result<Self> {
+    pub(in crate::layers) fn new<T: LinearInput>(
+        layer: &crate::layers::Linear<T>,
+        stream: &Stream,
+    ) -> Result<Self> {
         let shape = layer.weight().shape();
         Ok(Self { dw: Tensor::uninit_on(stream, shape)?, db: Tensor::uninit_on(stream, &shape[..1])? })
     }
@@ -169,23 +172,34 @@ impl<T: AttentionInput + LinearInput + LinearGradientElement> Attention<T> {
         dy: &Tensor<T>,
         gradients: &mut AttentionLayerGradients<T>,
     ) -> Result<()> {
+        // Before anything is added: what is refused half way could not be taken back.
+        self.expect_gradients("Attention::accumulate", saved, gradients)?;
+        self.write_gradients(saved, dy, gradients, true, &self.device().default_stream())
+    }
+
+    /// The error for gradients that are not this layer's.
+    pub(in crate::layers) fn expect_gradients(
+        &self,
+        operation: &'static str,
+        saved: &AttentionSaved<T>,
+        gradients: &AttentionLayerGradients<T>,
+    ) -> Result<()> {
         let (count, expected) = (gradients.projections.len(), self.projections().len());
         if count != expected || gradients.dsinks.is_some() != self.sinks.is_some() {
             return Err(Error::Argument {
-                operation: "Attention::accumulate",
+                operation,
                 argument: "gradients",
                 expected: format!("those of {expected} projections, with sinks as the layer has them"),
                 actual: format!("those of {count}"),
             });
         }
-        // Before anything is added: what is refused half way could not be taken back.
         for (name, shape, expected) in [
             ("dx", gradients.dx.shape(), saved.x.shape()),
             ("output.dw", gradients.output.dw.shape(), self.output.weight().shape()),
         ] {
             if shape != expected {
                 return Err(Error::Argument {
-                    operation: "Attention::accumulate",
+                    operation,
                     argument: "gradients",
                     expected: format!("`{name}` of shape {expected:?}"),
                     actual: format!("one of shape {shape:?}"),
@@ -195,14 +209,14 @@ impl<T: AttentionInput + LinearInput + LinearGradientElement> Attention<T> {
         for (layer, of) in self.projections().iter().zip(&gradients.projections) {
             if of.dw.shape() != layer.weight().shape() {
                 return Err(Error::Argument {
-                    operation: "Attention::accumulate",
+                    operation,
                     argument: "gradients",
                     expected: format!("a projection's `dw` of shape {:?}", layer.weight().shape()),
                     actual: format!("one of shape {:?}", of.dw.shape()),
                 });
             }
         }
-        self.write_gradients(saved, dy, gradients, true, &self.device().default_stream())
+        Ok(())
     }
 
     fn write_gradients(

@@ -1,3 +1,4 @@
+use crate::layers::differences::{along, bits, direction, moved, numbers, tensor};
 use crate::layers::{Attention, AttentionConfig, Linear};
 use crate::ops::{self, Activation, Pairing, RotaryTable};
 use crate::{Device, Error, Tensor};
@@ -6,14 +7,6 @@ const HEADS: usize = 4;
 const KEY_HEADS: usize = 2;
 const WIDTH: usize = 8;
 const INPUT: usize = 12;
-
-fn numbers(count: usize, seed: usize) -> Vec<f32> {
-    (0..count).map(|i| ((i * 7919 + seed * 131) % 1009) as f32 / 1000.0 - 0.5).collect()
-}
-
-fn tensor(device: &Device, shape: &[usize], seed: usize) -> Tensor<f32> {
-    Tensor::from_slice(device, &numbers(shape.iter().product(), seed), shape).expect("it fits")
-}
 
 /// The weights of a layer: of queries, of keys, of values and of results, and the biases of all four.
 struct Weights {
@@ -57,32 +50,10 @@ impl Weights {
     }
 }
 
-fn bits(tensor: &Tensor<f32>) -> Vec<f32> {
-    tensor.to_vec().expect("it is there")
-}
-
 /// The sum of dy ∘ y in f64.
 fn value(layer: &Attention<f32>, x: &Tensor<f32>, dy: &Tensor<f32>) -> f64 {
     let y = layer.forward(x).expect("it fits");
     bits(&y).into_iter().zip(bits(dy)).map(|(y, dy)| f64::from(y) * f64::from(dy)).sum()
-}
-
-/// Checks a derivative along `direction` against differences. They may be off by what halving the step changes, and by 64 roundings of y: it is made of sums of some tens
-/// of terms. The roundings add up to so much of `size`, the sum of |dy ∘ y|.
-fn along(direction: &[f32], gradient: &[f32], size: f64, value: impl Fn(f32) -> f64) {
-    let exact: f64 = gradient.iter().zip(direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
-    let difference = |step: f32| (value(step) - value(-step)) / (2.0 * f64::from(step));
-    let (step, half) = (1.0 / 16.0, 1.0 / 32.0);
-    let (whole, halved) = (difference(step), difference(half));
-    let allowed = (whole - halved).abs() + 32.0 * f64::from(f32::EPSILON) * size / f64::from(half);
-    assert!((exact - halved).abs() <= allowed, "{exact} {whole} {halved} {allowed}");
-    assert!(exact.abs() > 4.0 * allowed, "the test says something: {exact} {allowed}");
-}
-
-fn moved(numbers: &mut [f32], direction: &[f32], step: f32) {
-    for (number, direction) in numbers.iter_mut().zip(direction) {
-        *number += step * direction;
-    }
 }
 
 #[test]
@@ -96,11 +67,7 @@ fn gradients_are_those_of_differences() {
     let gradients = layer.backward(&saved, &dy).expect("it fits");
 
     let size = bits(&y).into_iter().zip(bits(&dy)).map(|(y, dy)| f64::from((y * dy).abs())).sum();
-    // A direction that the gradient has a part of.
-    let of = |gradient: &[f32]| {
-        let largest = gradient.iter().fold(f32::MIN_POSITIVE, |largest, g| largest.max(g.abs()));
-        gradient.iter().map(|g| g / largest).collect::<Vec<f32>>()
-    };
+    let of = direction;
     let dx = bits(&gradients.dx);
     along(&of(&dx), &dx, size, |step| {
         let mut numbers = bits(&x);
