@@ -7,7 +7,10 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use warpsmith_emulator::{Checks, Config, LaunchConfig, Machine, Module, Numerics};
+use warpsmith_emulator::{
+    Checks, Config, Interleave, L2Promotion, LaunchConfig, Limits, Machine, Module, Numerics, OobFill,
+    Swizzle, TensorMap, TensorMapArguments, TensorType,
+};
 
 /// A kernel and a launch of it.
 struct Case {
@@ -16,13 +19,31 @@ struct Case {
     kernel: &'static str,
     grid: [u32; 3],
     block: [u32; 3],
+    /// Blocks of a cluster along x, and bytes of dynamic shared memory.
+    cluster: u32,
+    shared: u32,
     /// The bytes of each buffer, which the kernel takes first, and the numbers behind them.
     buffers: &'static [u64],
     numbers: &'static [u32],
+    /// What the kernel takes in place of a buffer's address, if it is a tensor map: type, rows, columns, rows of a box of 64 columns.
+    maps: &'static [(TensorType, u64, u64, u32)],
 }
 
+const NONE: Case = Case {
+    name: "",
+    text: "",
+    kernel: "",
+    grid: [1; 3],
+    block: [1; 3],
+    cluster: 1,
+    shared: 0,
+    buffers: &[],
+    numbers: &[],
+    maps: &[],
+};
+
 const FOREIGN: &str = include_str!("foreign.ptx");
-const CASES: [Case; 5] = [
+const CASES: [Case; 6] = [
     Case {
         name: "tensor-core product",
         text: include_str!("../tests/data/gemm.ptx"),
@@ -31,6 +52,23 @@ const CASES: [Case; 5] = [
         block: [128, 1, 1],
         buffers: &[256 * 1024 * 2, 256 * 1024 * 2, 256 * 256 * 4],
         numbers: &[256, 1024],
+        ..NONE
+    },
+    Case {
+        name: "product of warpgroups",
+        text: include_str!("../tests/data/tma_gemm.ptx"),
+        kernel: "tma_gemm",
+        grid: [4, 4, 1],
+        block: [160, 1, 1],
+        cluster: 2,
+        shared: 65_536,
+        buffers: &[256 * 1024 * 2, 256 * 1024 * 2, 256 * 256 * 4],
+        numbers: &[16],
+        maps: &[
+            (TensorType::Bf16, 256, 1024, 64),
+            (TensorType::Bf16, 256, 1024, 32),
+            (TensorType::F32, 256, 256, 64),
+        ],
     },
     Case {
         name: "product in f32 by shared memory",
@@ -40,6 +78,7 @@ const CASES: [Case; 5] = [
         block: [32, 32, 1],
         buffers: &[128 * 128 * 4, 128 * 128 * 4, 128 * 128 * 4],
         numbers: &[128],
+        ..NONE
     },
     Case {
         name: "element-wise",
@@ -49,6 +88,7 @@ const CASES: [Case; 5] = [
         block: [256, 1, 1],
         buffers: &[1 << 20, 1 << 20, 1 << 20],
         numbers: &[1 << 18],
+        ..NONE
     },
     Case {
         name: "sums",
@@ -58,6 +98,7 @@ const CASES: [Case; 5] = [
         block: [256, 1, 1],
         buffers: &[1 << 20, 128],
         numbers: &[1 << 18],
+        ..NONE
     },
     Case {
         name: "histogram",
@@ -67,6 +108,7 @@ const CASES: [Case; 5] = [
         block: [256, 1, 1],
         buffers: &[1 << 19, 1024],
         numbers: &[1 << 17],
+        ..NONE
     },
 ];
 
@@ -93,16 +135,28 @@ fn main() {
 /// Warp-instructions a second on one thread.
 fn run(case: &Case, checks: Checks, numerics: Numerics) -> f64 {
     let module = Module::parse(case.kernel, case.text).unwrap_or_else(|error| panic!("{error}"));
-    let machine = Machine::new(Config { checks, numerics, threads: None, ..Config::default() });
+    let limits = Limits { shared_per_block: 227 * 1024, ..Limits::default() };
+    let compute_capability = if case.maps.is_empty() { Config::default().compute_capability } else { (9, 0) };
+    let config = Config { checks, numerics, threads: None, compute_capability, limits, ..Config::default() };
+    let machine = Machine::new(config);
     let mut arguments: Vec<Vec<u8>> = Vec::new();
-    for &bytes in case.buffers {
+    for (index, &bytes) in case.buffers.iter().enumerate() {
         let address = machine.allocate(bytes).unwrap_or_else(|error| panic!("{error}"));
         machine.fill(address, 0x3c, bytes).unwrap_or_else(|error| panic!("{error}"));
-        arguments.push(address.to_le_bytes().to_vec());
+        arguments.push(match case.maps.get(index) {
+            Some(&map) => tensor_map(address, map).as_bytes().to_vec(),
+            None => address.to_le_bytes().to_vec(),
+        });
     }
     arguments.extend(case.numbers.iter().map(|number| number.to_le_bytes().to_vec()));
     let arguments: Vec<&[u8]> = arguments.iter().map(Vec::as_slice).collect();
-    let config = LaunchConfig { grid: case.grid, block: case.block, ..LaunchConfig::default() };
+    let config = LaunchConfig {
+        grid: case.grid,
+        block: case.block,
+        cluster: [case.cluster, 1, 1],
+        dynamic_shared: case.shared,
+        ..LaunchConfig::default()
+    };
     // One thread for all runs, so that its time goes on.
     let pool = POOL.get_or_init(|| {
         rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap_or_else(|error| panic!("{error}"))
@@ -119,6 +173,24 @@ fn run(case: &Case, checks: Checks, numerics: Numerics) -> f64 {
             }
         }
     })
+}
+
+/// The map of a matrix in boxes of 64 columns, with rows of 128 bytes swizzled.
+fn tensor_map(address: u64, (data_type, rows, columns, box_rows): (TensorType, u64, u64, u32)) -> TensorMap {
+    let bytes = u64::from(data_type.bytes());
+    let map = TensorMap::encode(&TensorMapArguments {
+        data_type,
+        address,
+        dims: &[columns, rows],
+        strides: &[columns * bytes],
+        box_dims: &[64, box_rows],
+        element_strides: &[1, 1],
+        interleave: Interleave::None,
+        swizzle: if bytes == 2 { Swizzle::B128 } else { Swizzle::None },
+        l2_promotion: L2Promotion::B256,
+        oob_fill: OobFill::Zeros,
+    });
+    map.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// What the threads of this process have had of the processor, as Linux counts it, so that a machine that does other work at the same time

@@ -279,6 +279,7 @@ impl Machine {
             .clamp(24, 256),
             heap: &self.heap,
             printed: Mutex::default(),
+            logs: Mutex::default(),
             constant_ranges,
         };
         let result = match self.pool()? {

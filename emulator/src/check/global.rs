@@ -72,7 +72,9 @@ impl Default for Found {
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     index: Map<usize>,
+    /// Behind those that are in use are empty ones.
     pages: Vec<(Key, Page)>,
+    count: usize,
     found: Found,
     /// The pages that were touched since the log was last looked at.
     recent: Vec<usize>,
@@ -94,10 +96,14 @@ impl Log {
     }
 
     fn find(&mut self, key: Key) -> usize {
-        let pages = &mut self.pages;
+        let (pages, count) = (&mut self.pages, &mut self.count);
         let index = *self.index.entry(key).or_insert_with(|| {
-            pages.push((key, Page::default()));
-            pages.len() - 1
+            match pages.get_mut(*count) {
+                Some(page) => page.0 = key,
+                None => pages.push((key, Page::default())),
+            }
+            *count += 1;
+            *count - 1
         });
         self.found.0[Found::place(key)] = (key, index as u32);
         index
@@ -125,11 +131,24 @@ impl Log {
 
     /// Tells of what the cluster did since this was last asked, which was at a stamp; `time` is the cluster's own.
     pub(super) fn recent(&mut self, cluster: u64, time: u32, since: u32, mut tell: impl FnMut(Key, Entry)) {
+        self.recent_pages(|key, page| page.tell(cluster, time, since, |entry| tell(key, entry)));
+    }
+
+    /// Calls with each page that was touched since this was last asked.
+    pub(super) fn recent_pages(&mut self, mut each: impl FnMut(Key, &Page)) {
         for index in self.recent.drain(..) {
             let (key, page) = &mut self.pages[index];
             page.recent = false;
-            page.tell(cluster, time, since, |entry| tell(*key, entry));
+            each(*key, page);
         }
+    }
+
+    /// Forgets everything but the memory it has.
+    pub(crate) fn clear(&mut self) {
+        self.index.clear();
+        self.found = Found::default();
+        self.recent.clear();
+        self.pages[..std::mem::take(&mut self.count)].iter_mut().for_each(|(_, page)| page.clear());
     }
 
     /// Notes reads of whole granules of a page that nobody may write as long as the launch lasts.

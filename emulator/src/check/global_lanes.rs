@@ -118,12 +118,7 @@ impl GlobalLanes {
 impl Access {
     #[inline(always)]
     fn new(lanes: u32, addresses: &[u64; 32], bytes: u64, at: u32) -> Self {
-        let (mut first, mut last) = (u64::MAX, 0);
-        for (lane, &address) in addresses.iter().enumerate() {
-            let on = lanes >> lane & 1 == 1;
-            first = first.min(if on { address } else { u64::MAX });
-            last = last.max(if on { address } else { 0 });
-        }
+        let (first, last) = limits(lanes, addresses);
         let stride = addresses[1].wrapping_sub(addresses[0]);
         let mut even = true;
         for lane in 2..32 {
@@ -206,6 +201,29 @@ impl Access {
     }
 }
 
+/// The lowest and the highest of the lanes' addresses.
+#[inline(always)]
+fn limits(lanes: u32, addresses: &[u64; 32]) -> (u64, u64) {
+    let high = addresses[0] >> 32 << 32;
+    if lanes != 0 && addresses.iter().fold(0, |apart, address| apart | (address ^ high) >> 32) == 0 {
+        // Mostly they differ in the lower halves only, which vector instructions compare.
+        let (mut first, mut last) = (u32::MAX, 0);
+        for (lane, &address) in addresses.iter().enumerate() {
+            let (low, on) = (address as u32, lanes >> lane & 1 == 1);
+            first = first.min(if on { low } else { u32::MAX });
+            last = last.max(if on { low } else { 0 });
+        }
+        return (high | u64::from(first), high | u64::from(last));
+    }
+    let (mut first, mut last) = (u64::MAX, 0);
+    for (lane, &address) in addresses.iter().enumerate() {
+        let on = lanes >> lane & 1 == 1;
+        first = first.min(if on { address } else { u64::MAX });
+        last = last.max(if on { address } else { 0 });
+    }
+    (first, last)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,6 +290,21 @@ mod tests {
             assert_eq!(race, (number >= 8).then_some((1, 0, number)), "32 of 40 are kept");
         }
         assert_eq!(read(30, 64 * 5).map(|(race, _)| race.at), Some(34), "the latest of several");
+    }
+
+    #[test]
+    fn limits_are_those_of_the_lanes_that_are_on() {
+        let mut all = addresses(7 << 32, 48);
+        for far in [false, true] {
+            if far {
+                all[9] = 1 << 50;
+            }
+            for lanes in [u32::MAX, 0b1010_0100, 1 << 31, 1 << 9, 1] {
+                let on = || (0..32).filter(|lane| lanes >> lane & 1 == 1).map(|lane| all[lane]);
+                assert_eq!(limits(lanes, &all), (on().min().unwrap(), on().max().unwrap()));
+            }
+            assert_eq!(limits(0, &all), (u64::MAX, 0));
+        }
     }
 
     #[test]

@@ -11,6 +11,9 @@
 
 use std::collections::VecDeque;
 
+use super::granules::{Granules, Rows};
+use super::shadow::GRANULE;
+
 /// The lanes that have touched two bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
@@ -66,7 +69,7 @@ impl Entries {
 }
 
 /// What lanes did by one instruction.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Noted {
     lanes: u32,
     bytes: u32,
@@ -77,98 +80,16 @@ struct Noted {
     fences: u32,
 }
 
-/// Bytes that a bit stands for.
-const GRANULE: u32 = 16;
 /// Accesses that are only put down before entries are made of them in any case.
 const MOST_NOTED: usize = 512;
-
-/// A bit for each 16 bytes.
-#[derive(Debug, Default)]
-struct Granules {
-    bits: Vec<u64>,
-    /// The words that have bits set are among those from here to there.
-    first: usize,
-    end: usize,
-}
-
-impl Granules {
-    /// Calls with each word of bits that lanes touch, until it says that this is enough. Neighbouring lanes mostly share a word
-    /// and one call.
-    #[inline(always)]
-    fn words(
-        lanes: u32,
-        offset: impl Fn(usize) -> u32,
-        bytes: u32,
-        mut each: impl FnMut(usize, u64) -> bool,
-    ) -> bool {
-        let (mut word, mut mask) = (0, 0u64);
-        for lane in (0..32).filter(|lane| lanes >> lane & 1 == 1) {
-            let first = offset(lane);
-            for granule in first / GRANULE..=(first + bytes - 1) / GRANULE {
-                let here = granule as usize / 64;
-                if here != word {
-                    if mask != 0 && each(word, mask) {
-                        return true;
-                    }
-                    (word, mask) = (here, 0);
-                }
-                mask |= 1 << (granule % 64);
-            }
-        }
-        mask != 0 && each(word, mask)
-    }
-
-    #[inline(always)]
-    fn set(&mut self, noted: &Noted) {
-        Self::words(
-            noted.lanes,
-            |lane| noted.offsets[lane],
-            noted.bytes,
-            |word, mask| {
-                if word >= self.bits.len() {
-                    self.bits.resize(word + 64, 0);
-                }
-                self.bits[word] |= mask;
-                (self.first, self.end) = if self.end == 0 {
-                    (word, word + 1)
-                } else {
-                    (self.first.min(word), self.end.max(word + 1))
-                };
-                false
-            },
-        );
-    }
-
-    #[inline(always)]
-    fn meets(&self, lanes: u32, addresses: &[u64; 32], bytes: u32) -> bool {
-        if self.end == 0 {
-            return false;
-        }
-        let (mut first, mut last) = (u32::MAX, 0);
-        for (lane, &address) in addresses.iter().enumerate() {
-            let (offset, on) = (address as u32, lanes >> lane & 1 == 1);
-            first = first.min(if on { offset } else { u32::MAX });
-            last = last.max(if on { offset } else { 0 });
-        }
-        let word = |offset: u32| offset as usize / (GRANULE as usize * 64);
-        if word(first) >= self.end || word(last.saturating_add(bytes - 1)) < self.first {
-            return false;
-        }
-        let has = |word: usize, mask| self.bits.get(word).is_some_and(|bits| bits & mask != 0);
-        Self::words(lanes, |lane| addresses[lane] as u32, bytes, has)
-    }
-
-    fn clear(&mut self) {
-        self.bits[self.first..self.end].fill(0);
-        (self.first, self.end) = (0, 0);
-    }
-}
 
 /// The accesses of a warp's lanes since they were last ordered.
 #[derive(Debug)]
 pub(crate) struct LaneLog {
     /// Those of which no entries were made, and what they have touched. What was read counts once something was written.
+    /// Room for those that come later is behind them.
     noted: Vec<Noted>,
+    count: usize,
     read_granules: Granules,
     written_granules: Granules,
     /// Entries are made at once.
@@ -192,6 +113,7 @@ impl Default for LaneLog {
     fn default() -> Self {
         Self {
             noted: Vec::new(),
+            count: 0,
             read_granules: Granules::default(),
             written_granules: Granules::default(),
             exact: false,
@@ -231,7 +153,7 @@ impl LaneLog {
     #[inline(always)]
     pub(crate) fn settle(&mut self) {
         self.points += 1;
-        self.noted.clear();
+        self.count = 0;
         if self.written {
             self.read_granules.clear();
             self.written_granules.clear();
@@ -325,7 +247,32 @@ impl LaneLog {
         if bytes < 2 {
             return None;
         }
-        if self.exact || !self.put_down(lanes, addresses, bytes, write, at) {
+        self.access_as(lanes, addresses, bytes, (write, at), None)
+    }
+
+    /// The same for rows of 16 bytes.
+    #[inline(always)]
+    pub(crate) fn access_rows(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        rows: &Rows,
+        write: bool,
+        at: u32,
+    ) -> Option<LaneRace> {
+        self.access_as(lanes, addresses, GRANULE, (write, at), Some(rows))
+    }
+
+    #[inline(always)]
+    fn access_as(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        (write, at): (bool, u32),
+        rows: Option<&Rows>,
+    ) -> Option<LaneRace> {
+        if self.exact || !self.put_down(lanes, addresses, bytes, (write, at), rows) {
             return self.access_exactly(lanes, addresses, bytes, (write, at), false);
         }
         None
@@ -333,30 +280,54 @@ impl LaneLog {
 
     /// Puts down an access, if it meets none that matters to it.
     #[inline(always)]
-    fn put_down(&mut self, lanes: u32, addresses: &[u64; 32], bytes: u32, write: bool, at: u32) -> bool {
-        if self.noted.len() == MOST_NOTED || self.written_granules.meets(lanes, addresses, bytes) {
+    fn put_down(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        (write, at): (bool, u32),
+        rows: Option<&Rows>,
+    ) -> bool {
+        let meets = |granules: &Granules| match rows {
+            Some(rows) => granules.meets_rows(rows),
+            None => granules.meets(lanes, addresses, bytes),
+        };
+        if self.count == MOST_NOTED || meets(&self.written_granules) {
             self.make_entries();
             return false;
         }
-        let (offsets, fences) = (addresses.map(|address| address as u32), self.fences);
-        let noted = Noted { lanes, bytes, write, at, offsets, fences };
         if write {
             if !self.written {
-                self.noted.iter().for_each(|read| self.read_granules.set(read));
+                for read in &self.noted[..self.count] {
+                    self.read_granules.set(read.lanes, &read.offsets, read.bytes);
+                }
             }
-            if self.read_granules.meets(lanes, addresses, bytes) {
+            if meets(&self.read_granules) {
                 self.make_entries();
                 return false;
             }
-            self.written_granules.set(&noted);
             (self.wrote, self.written) = (at, true);
         } else {
-            if self.written {
-                self.read_granules.set(&noted);
-            }
             self.read = at;
         }
-        self.noted.push(noted);
+        // In its place at once, not by a copy.
+        if self.count == self.noted.len() {
+            self.noted.push(Noted::default());
+        }
+        let noted = &mut self.noted[self.count];
+        self.count += 1;
+        (noted.lanes, noted.bytes, noted.write, noted.at) = (lanes, bytes, write, at);
+        noted.fences = self.fences;
+        for (offset, &address) in noted.offsets.iter_mut().zip(addresses) {
+            *offset = address as u32;
+        }
+        let granules = if write { &mut self.written_granules } else { &mut self.read_granules };
+        if self.written {
+            match rows {
+                Some(rows) => granules.set_rows(rows),
+                None => granules.set(lanes, &noted.offsets, bytes),
+            }
+        }
         true
     }
 
@@ -365,7 +336,7 @@ impl LaneLog {
     fn make_entries(&mut self) {
         self.exact = true;
         let mut all = std::mem::take(&mut self.noted);
-        for noted in all.drain(..) {
+        for noted in all.drain(..std::mem::take(&mut self.count)) {
             let addresses = noted.offsets.map(u64::from);
             let fenced = noted.fences != self.fences;
             // Those that were put down do not race.
@@ -428,10 +399,20 @@ impl LaneLog {
         race
     }
 
-    /// Whether lanes read together, as a whole warp, what one of them has written.
+    /// Whether lanes read together, as a whole warp, what one of them has written. `rows`: what they touch, if that is whole rows.
     #[inline(always)]
-    pub(crate) fn together(&mut self, lanes: u32, addresses: &[u64; 32], bytes: u32) -> Option<LaneRace> {
-        if !self.written || !self.exact && !self.written_granules.meets(lanes, addresses, bytes) {
+    pub(crate) fn together(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        rows: Option<&Rows>,
+    ) -> Option<LaneRace> {
+        let meets = |granules: &Granules| match rows {
+            Some(rows) => granules.meets_rows(rows),
+            None => granules.meets(lanes, addresses, bytes),
+        };
+        if !self.written || !self.exact && !meets(&self.written_granules) {
             return None;
         }
         self.look(lanes, addresses, bytes)
@@ -467,10 +448,10 @@ mod tests {
         let reversed = std::array::from_fn(|lane| 4 * (31 - lane as u64));
         let race = log.access(u32::MAX, &reversed, 4, false, 9);
         assert_eq!(race, Some(LaneRace { lane: 0, other: 31, offset: 124, wrote: true, at: 7 }));
-        assert!(log.together(1, &addresses(16), 16).is_some());
+        assert!(log.together(1, &addresses(16), 16, None).is_some());
         log.settle();
         assert_eq!(log.access(u32::MAX, &reversed, 4, false, 9), None);
-        assert_eq!(log.together(1, &addresses(16), 16), None);
+        assert_eq!(log.together(1, &addresses(16), 16, None), None);
         let race = log.access(2, &addresses(4), 4, true, 10);
         assert_eq!(race, Some(LaneRace { lane: 1, other: 30, offset: 4, wrote: false, at: 9 }));
         // Halves of a word are apart.

@@ -111,6 +111,9 @@ impl Entry {
     }
 }
 
+/// Entries among which one is looked for that another can be joined with.
+const NEAR: usize = 8;
+
 /// What all clusters of a launch did.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
@@ -141,7 +144,24 @@ impl Page {
 impl Ledger {
     /// Takes in what a cluster that nothing orders did.
     pub(crate) fn enter(&mut self, cluster: u64, log: &mut Log) {
-        log.recent(cluster, 0, 0, |key, entry| self.pages.entry(key).or_default().push(entry));
+        log.recent_pages(|key, touched| {
+            let page = self.pages.entry(key).or_default();
+            let (first, alone) = (page.entries.len(), touched.reads_rows_only());
+            touched.tell(cluster, 0, 0, |entry| {
+                // In a loop, one instruction reads many granules, each once.
+                let same = |e: &&mut Entry| (e.kind, e.actor, e.at) == (entry.kind, entry.actor, entry.at);
+                let mut last = page.entries[first..].iter_mut().rev().take(NEAR);
+                if alone
+                    && entry.kind == Kind::Read
+                    && let Some(other) = last.find(same)
+                {
+                    other.granules |= entry.granules;
+                    page.granules[Kind::Read as usize] |= entry.granules;
+                } else {
+                    page.push(entry);
+                }
+            });
+        });
     }
 
     /// The first race by address, if nothing orders the clusters.
@@ -150,13 +170,27 @@ impl Ledger {
             let mut written = page.entries.iter().filter(|e| e.kind >= Kind::Atomic).map(|e| e.cluster);
             let first = written.next()?;
             // Most pages that are written belong to one cluster.
-            if page.entries.iter().all(|e| e.cluster == first) {
+            if page.entries.iter().all(|e| e.cluster == first) || !may_race(&page.entries) {
                 return None;
             }
             race_in(key, page.entries)
         });
         racing.min_by_key(|race| (race.allocation, race.offset))
     }
+}
+
+/// Whether clusters touch the same granules of a page in ways that race. Each cluster's entries stand together.
+fn may_race(entries: &[Entry]) -> bool {
+    let (mut others, mut own) = ([0u64; Kind::ALL.len()], [0u64; Kind::ALL.len()]);
+    let mut cluster = None;
+    entries.iter().any(|entry| {
+        if cluster.replace(entry.cluster) != Some(entry.cluster) {
+            others.iter_mut().zip(std::mem::take(&mut own)).for_each(|(all, granules)| *all |= granules);
+        }
+        own[entry.kind as usize] |= entry.granules;
+        let meets = |&kind: &Kind| kind.races(entry.kind) && others[kind as usize] & entry.granules != 0;
+        Kind::ALL.iter().any(meets)
+    })
 }
 
 /// The first race in a page: one pass over the entries for each granule.

@@ -3,6 +3,7 @@
 mod finding;
 pub(crate) mod global;
 pub(crate) mod global_lanes;
+pub(crate) mod granules;
 pub(crate) mod lanes;
 pub(crate) mod ledger;
 pub(crate) mod order;

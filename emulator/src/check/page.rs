@@ -73,6 +73,16 @@ impl Default for Page {
 }
 
 impl Page {
+    /// Forgets everything but the memory it has.
+    pub(super) fn clear(&mut self) {
+        let Self { reads, part_reads, polls, constants, writes, .. } = std::mem::take(self);
+        *self = Self { reads, part_reads, polls, constants, writes, ..Self::default() };
+        self.reads.clear();
+        for parts in [&mut self.part_reads, &mut self.polls, &mut self.constants, &mut self.writes] {
+            parts.clear();
+        }
+    }
+
     /// Notes reads of whole granules.
     #[inline(always)]
     pub(super) fn note_reads(&mut self, new: Reads) {
@@ -229,6 +239,11 @@ impl Page {
             self.constants.push(part);
         }
         Ok(())
+    }
+
+    /// Whether no granule was read in parts, so that each is told of by one read at most.
+    pub(super) fn reads_rows_only(&self) -> bool {
+        self.part_reads.is_empty()
     }
 
     /// What was done from a stamp on.

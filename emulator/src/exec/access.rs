@@ -54,24 +54,24 @@ impl Core<'_> {
     /// The addresses of the lanes: register plus offset.
     #[inline(always)]
     pub(crate) fn addresses(&mut self, slot: Slot, offset: i64) -> Result<[u64; 32], Flow> {
-        let (mut addresses, written) = if slot & DOUBLE == 0 {
+        let (addresses, written) = if slot & DOUBLE == 0 {
             let words = u32::read(self, slot);
             let mut addresses = [0; 32];
             for lane in 0..32 {
-                addresses[lane] = u64::from(words[lane]);
+                addresses[lane] = u64::from(words[lane]).wrapping_add_signed(offset);
             }
             (addresses, u32::written(self, slot))
         } else {
-            (*u64::read(self, slot), u64::written(self, slot))
+            let doubles = u64::read(self, slot);
+            let mut addresses = [0; 32];
+            for lane in 0..32 {
+                addresses[lane] = doubles[lane].wrapping_add_signed(offset);
+            }
+            (addresses, u64::written(self, slot))
         };
         let missing = self.warp.mask & !written;
         if missing != 0 && self.launch.checks.uninitialised {
             return Err(self.uninitialised(missing, "an address"));
-        }
-        if offset != 0 {
-            for address in &mut addresses {
-                *address = address.wrapping_add_signed(offset);
-            }
         }
         Ok(addresses)
     }
@@ -162,14 +162,15 @@ impl Core<'_> {
         bytes: u32,
         what: &str,
     ) -> Result<(), Flow> {
-        let mut low = 0;
-        for lane in 0..32 {
-            low |= if lanes >> lane & 1 == 1 { addresses[lane] } else { 0 };
-        }
+        // Mostly those of lanes that are off are aligned, too.
+        let low = addresses.iter().fold(0, |low, address| low | address);
         if low & u64::from(bytes - 1) == 0 || !self.launch.checks.alignment {
             return Ok(());
         }
         let wrong = lanes_where(lanes, |lane| addresses[lane] & u64::from(bytes - 1) != 0);
+        if wrong == 0 {
+            return Ok(());
+        }
         let address = addresses[wrong.trailing_zeros() as usize];
         let message = format!("{what} of {bytes} bytes at {address:#x}, which is not a multiple of {bytes}");
         Err(self.fail(FindingKind::Misaligned, wrong, message, None))
@@ -312,6 +313,11 @@ impl Core<'_> {
     ) -> Result<u32, Flow> {
         let wide = u64::from(bytes);
         let limit = size.wrapping_sub(wide);
+        // Mostly all are inside: the limit is no lower than any, and both are below 2⁶³.
+        let signs = addresses.iter().fold(limit, |all, address| all | address | limit.wrapping_sub(*address));
+        if signs >> 63 == 0 {
+            return Ok(lanes);
+        }
         let mut outside = 0;
         for lane in 0..32 {
             outside |= u32::from(addresses[lane] > limit) << lane;

@@ -77,6 +77,19 @@ impl Piece {
         }
     }
 
+    /// The bytes of global memory that it does nothing with but load them: allocation, offset and count.
+    pub(super) fn loaded(&self) -> Option<(usize, u64, u32)> {
+        match *self {
+            Self::Load {
+                from: Place::Global { allocation, offset },
+                to: Place::Shared { .. },
+                bytes,
+                ..
+            } => Some((allocation, offset, bytes)),
+            _ => None,
+        }
+    }
+
     /// How many bytes it writes.
     pub(super) fn bytes(self) -> u32 {
         self.parts().2
@@ -242,6 +255,11 @@ impl Core<'_> {
         }
         let mut locks = Vec::new();
         let (mut sources, mut targets) = (Ranges::default(), Ranges::default());
+        let shared = |piece: &Piece| matches!(piece.parts().0, Some(Place::Shared { .. }));
+        let from_shared = transfer.pieces.iter().any(shared);
+        if !from_shared {
+            self.note_all_global(lane, &transfer.pieces)?;
+        }
         for piece in &transfer.pieces {
             let (from, to, bytes) = piece.parts();
             if let Some(Place::Shared { rank, offset }) = from {
@@ -250,7 +268,9 @@ impl Core<'_> {
                 self.read_by_lane(lane, rank, offset, bytes)?;
                 sources.add(rank, (offset, bytes));
             }
-            self.note_global(lane, piece)?;
+            if from_shared {
+                self.note_global(lane, piece)?;
+            }
             if let Place::Shared { rank, offset } = to {
                 targets.add(rank, (offset, bytes));
             }
@@ -321,10 +341,12 @@ impl Core<'_> {
     fn read_sources(&mut self, index: usize) {
         let pending = &mut self.engine.pending[index];
         pending.read = true;
-        let (pieces, locks) = (pending.transfer.pieces.clone(), std::mem::take(&mut pending.locks));
-        for piece in pieces {
+        let locks = std::mem::take(&mut pending.locks);
+        let pieces = std::mem::take(&mut pending.transfer.pieces);
+        for &piece in &pieces {
             self.carry_out(piece);
         }
+        self.engine.pending[index].transfer.pieces = pieces;
         let home = self.block.rank;
         for (rank, lock) in locks {
             self.select(rank);

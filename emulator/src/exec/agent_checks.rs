@@ -5,9 +5,32 @@ use super::agent::{Piece, Place, Signal, Transfer};
 use super::code::{Core, Flow};
 use crate::check::FindingKind;
 use crate::check::order::Actor;
-use crate::check::shadow::{Access, Conflict, GRANULE, Lock, Overtaken, Who, granules};
+use crate::check::shadow::{Access, Conflict, GRANULE, Lock, Overtaken, Who};
 
 impl Core<'_> {
+    /// Notes what pieces do to global memory. Where those of a load follow each other, they are noted as one.
+    pub(super) fn note_all_global(&mut self, lane: usize, pieces: &[Piece]) -> Result<(), Flow> {
+        let mut rest = pieces;
+        while let Some((piece, mut others)) = rest.split_first() {
+            let source = piece.loaded().filter(|_| self.engine.stores == 0);
+            let Some((allocation, offset, mut bytes)) = source else {
+                self.note_global(lane, piece)?;
+                rest = others;
+                continue;
+            };
+            while let Some((next, behind)) = others.split_first()
+                && let Some((same, from, more)) = next.loaded()
+                && (same, from) == (allocation, offset + u64::from(bytes))
+                && let Some(all) = bytes.checked_add(more)
+            {
+                (bytes, others) = (all, behind);
+            }
+            self.note_global_range(lane, allocation, offset, bytes, Access::Read)?;
+            rest = others;
+        }
+        Ok(())
+    }
+
     /// Notes what a piece does to global memory.
     pub(super) fn note_global(&mut self, lane: usize, piece: &Piece) -> Result<(), Flow> {
         let (from, to, bytes) = piece.parts();
@@ -127,11 +150,8 @@ impl Core<'_> {
         let who = Who { actor: self.warp.actor, at: self.warp.pc };
         self.in_block(rank, |core| {
             let Core { block, order, .. } = core;
-            let Some(shadow) = &mut block.shadow else { return Ok(()) };
-            let mut all = ranges.iter().flat_map(|&(offset, bytes)| granules(offset, bytes));
-            let failed = all.find_map(|(granule, bytes)| {
-                shadow.check_agent(order, granule, bytes, who).err().map(|conflict| (granule, conflict))
-            });
+            let Some(shadow) = &block.shadow else { return Ok(()) };
+            let failed = shadow.check_agent(order, ranges, who).err();
             core.conflicts(lanes, what, false, failed)
         })
     }
@@ -158,11 +178,7 @@ impl Core<'_> {
         self.in_block(rank, |core| {
             let Core { block, order, .. } = core;
             let Some(shadow) = &mut block.shadow else { return Ok(()) };
-            let mut all = ranges.iter().flat_map(|&(offset, bytes)| granules(offset, bytes));
-            let failed = all.find_map(|(granule, bytes)| {
-                let started = shadow.start_copy(order, granule, bytes, who, channel, proxy);
-                started.err().map(|conflict| (granule, conflict))
-            });
+            let failed = shadow.start_copy(order, ranges, who, channel, proxy).err();
             core.conflicts(1 << lane, transfer.what, true, failed)?;
             if proxy { core.check_overtaken(1 << lane, transfer.what, ranges) } else { Ok(()) }
         })

@@ -10,7 +10,8 @@ use super::access::ones;
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Lane, warp};
 use crate::check::FindingKind;
-use crate::check::shadow::{Access, GRANULE};
+use crate::check::granules::Rows;
+use crate::check::shadow::{Access, GRANULE, Shadow};
 use crate::config::Completion;
 use crate::ir::op::Op;
 
@@ -70,8 +71,14 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
         }
     }
     let lanes = core.check_shared(mask, &to, wide, "asynchronous copy")?;
-    core.race(lanes, &to, wide, Access::Asynchronous)?;
-    core.race_lanes(lanes, &to, wide, true)?;
+    if wide == GRANULE && core.launch.checks.alignment {
+        let rows = Rows::new(lanes, |lane| to[lane] as u32);
+        core.race_rows(lanes, &to, &rows, Access::Asynchronous)?;
+        core.race_lanes_rows(lanes, &to, &rows, true)?;
+    } else {
+        core.race(lanes, &to, wide, Access::Asynchronous)?;
+        core.race_lanes(lanes, &to, wide, true)?;
+    }
     // The source is checked here, where the instruction is at hand; a copy of no bytes has none.
     let mut reading = 0;
     for lane in 0..32 {
@@ -295,23 +302,22 @@ fn complete(core: &mut Core<'_>, which: impl Fn(&Pending) -> u32) -> Result<(), 
             if !copy.moved {
                 transfer(core, copy, done);
             }
+            let whole = u32::from(copy.bytes) == GRANULE && core.launch.checks.alignment;
+            let rows = whole.then(|| Rows::new(done, |lane| copy.to[lane]));
             if let Some(shadow) = &mut core.block.shadow {
-                let field = (1u32 << copy.bytes) - 1;
-                // Neighbouring lanes together, where they fill a granule in parts.
-                let (mut here, mut all) = (copy.to[done.trailing_zeros() as usize] / GRANULE, 0);
-                for lane in ones(done) {
-                    let (granule, bytes) = (copy.to[lane] / GRANULE, field << (copy.to[lane] % GRANULE));
-                    if granule != here {
-                        shadow.complete(here, all, now);
-                        (here, all) = (granule, 0);
+                match &rows {
+                    Some(rows) => {
+                        rows.parts().for_each(|(region, all)| shadow.complete_whole(region, all, now))
                     }
-                    all |= bytes as u16;
+                    None => complete_parts(shadow, copy, done, now),
                 }
-                shadow.complete(here, all, now);
                 // The start has been noted as a write, too.
                 if written.is_ok() && copy.points != core.warp.lanes.points() {
                     let to = copy.to.map(u64::from);
-                    written = core.race_lanes(done, &to, copy.bytes.into(), true);
+                    written = match &rows {
+                        Some(rows) => core.race_lanes_rows(done, &to, rows, true),
+                        None => core.race_lanes(done, &to, copy.bytes.into(), true),
+                    };
                 }
             }
             copy.lanes &= !done;
@@ -322,4 +328,21 @@ fn complete(core: &mut Core<'_>, which: impl Fn(&Pending) -> u32) -> Result<(), 
     }
     core.warp.copies.pending = pending;
     written
+}
+
+/// The copies of some lanes, of less than a granule each, have been waited for.
+#[inline(always)]
+fn complete_parts(shadow: &mut Shadow, copy: &Pending, done: u32, now: u32) {
+    let field = (1u32 << copy.bytes) - 1;
+    // Neighbouring lanes together, where they fill a granule in parts.
+    let (mut here, mut all) = (copy.to[done.trailing_zeros() as usize] / GRANULE, 0);
+    for lane in ones(done) {
+        let (granule, bytes) = (copy.to[lane] / GRANULE, field << (copy.to[lane] % GRANULE));
+        if granule != here {
+            shadow.complete(here, all, now);
+            (here, all) = (granule, 0);
+        }
+        all |= bytes as u16;
+    }
+    shadow.complete(here, all, now);
 }

@@ -94,6 +94,8 @@ pub(crate) struct Launch<'l> {
     /// The heap of the machine, and where what kernels print goes: by cluster.
     pub(crate) heap: &'l Heap,
     pub(crate) printed: Mutex<BTreeMap<u64, String>>,
+    /// Logs of clusters that have ended, for the memory they have.
+    pub(crate) logs: Mutex<Vec<Log>>,
     /// Address ranges of the module's constant variables: first and length.
     pub(crate) constant_ranges: Vec<(u64, u64)>,
 }
@@ -274,8 +276,10 @@ impl<'l> Launch<'l> {
                         }
                     };
                     let turn = self.account(&mut core, turn);
-                    if let Some(log) = &mut core.log {
-                        ledger.lock().unwrap_or_else(PoisonError::into_inner).enter(number, log);
+                    if let Some(mut log) = core.log.take() {
+                        ledger.lock().unwrap_or_else(PoisonError::into_inner).enter(number, &mut log);
+                        log.clear();
+                        self.logs.lock().unwrap_or_else(PoisonError::into_inner).push(log);
                     }
                     self.keep_printed(number, &mut core);
                     (turn == Turn::Failed).then(|| {
@@ -388,7 +392,10 @@ impl<'l> Launch<'l> {
             told: 0,
             turns: None,
             engine: Engine::new(number),
-            log: self.checks.races.then(Log::default),
+            log: self.checks.races.then(|| {
+                let log = self.logs.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                log.unwrap_or_default()
+            }),
             locations: Locations::default(),
             constants,
             launch: self,

@@ -3,6 +3,7 @@
 use super::access::{WINDOW, ones};
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Execute, Lane, handler, warp};
+use crate::check::granules::Rows;
 use crate::check::shadow::Access;
 use crate::config::Numerics;
 use crate::ir::op::{Mma, Op};
@@ -57,8 +58,13 @@ fn load_matrices<const N: usize>(core: &mut Core<'_>, inst: &Inst) -> Result<(),
     }
     core.check_alignment(lanes, &addresses, 16, "ldmatrix")?;
     let rows = core.check_shared(lanes, &addresses, 16, "ldmatrix")?;
-    core.race(rows, &addresses, 16, Access::Read)?;
-    if let Some(race) = core.warp.lanes.together(rows, &addresses, 16) {
+    // With the alignment check off, a row may begin anywhere.
+    let whole = core.launch.checks.alignment.then(|| Rows::new(rows, |lane| addresses[lane] as u32));
+    match &whole {
+        Some(whole) => core.race_rows(rows, &addresses, whole, Access::Read)?,
+        None => core.race(rows, &addresses, 16, Access::Read)?,
+    }
+    if let Some(race) = core.warp.lanes.together(rows, &addresses, 16, whole.as_ref()) {
         return Err(core.raced_lane(race, "read"));
     }
     if core.launch.kernel.fills && core.launch.checks.races {

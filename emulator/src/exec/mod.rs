@@ -6,7 +6,7 @@
 //! | `lane` | loops over lanes for operations on typed values |
 //! | `code` | the bytecode: an instruction bound to the function that runs it |
 //! | `arithmetic`, `bits`, `floating`, `video`, `compare`, `convert`, `data` | operations inside a lane |
-//! | `access`, `race` | addresses, and the checks of every access to memory |
+//! | `access`, `race`, `values` | addresses, and the checks of every access to memory |
 //! | `memory`, `atomic`, `copy` | loads, stores, atomic operations, asynchronous copies |
 //! | `bulk`, `tensor` | copies of ranges and of boxes of tensors, as the copy engine gets them |
 //! | `strong` | what fences and strong accesses pass on |
@@ -57,6 +57,7 @@ mod store_async;
 mod strong;
 mod tensor;
 pub(crate) mod trace;
+mod values;
 mod video;
 mod warp;
 pub(crate) mod wgmma;

@@ -6,10 +6,10 @@ use super::control::lanes_where;
 use super::launch::HINT_CONSTANT;
 use crate::check::FindingKind;
 use crate::check::global::{Log, PAGE, bits, pieces};
+use crate::check::granules::Rows;
 use crate::check::lanes::{LaneAccess, LaneRace};
 use crate::check::order;
 use crate::check::shadow::{Access, Conflict, GRANULE, REGION, Who};
-use crate::syntax::ast::Space;
 
 impl Core<'_> {
     /// Notes accesses to shared memory, and reports those that race. The lanes' accesses are inside.
@@ -21,40 +21,17 @@ impl Core<'_> {
         bytes: u32,
         access: Access,
     ) -> Result<(), Flow> {
+        // With the alignment check off, an access may begin anywhere.
+        if bytes == GRANULE && self.launch.checks.alignment {
+            let rows = Rows::new(lanes, |lane| addresses[lane] as u32);
+            return self.race_rows(lanes, addresses, &rows, access);
+        }
         if self.warp.late.is_some() && access == Access::Read {
             self.read_late(lanes, addresses, bytes);
         }
-        // With the alignment check off, an access may begin anywhere.
-        let aligned = self.launch.checks.alignment;
         let Some(shadow) = &mut self.block.shadow else { return Ok(()) };
         let order = &self.order;
         let who = Who { actor: self.warp.actor, at: self.warp.pc };
-        if bytes == GRANULE && aligned {
-            // Whole granules: those of neighbouring lanes are mostly in one region, and noted together.
-            let (mut region, mut granules, mut failed) = (0, 0u64, None);
-            for lane in 0..32 {
-                if lanes >> lane & 1 == 0 {
-                    continue;
-                }
-                let granule = addresses[lane] as u32 / GRANULE;
-                if granule / REGION != region && granules != 0 {
-                    failed = failed.or(shadow.access_whole(order, region, granules, who, access).err());
-                    granules = 0;
-                }
-                region = granule / REGION;
-                granules |= 1 << (granule % REGION);
-            }
-            if granules != 0 {
-                failed = failed.or(shadow.access_whole(order, region, granules, who, access).err());
-            }
-            return match failed {
-                None => Ok(()),
-                Some((granule, conflict)) => match self.raced(lanes, addresses, granule, access, conflict) {
-                    Flow::Next => Ok(()),
-                    flow => Err(flow),
-                },
-            };
-        }
         // Neighbouring lanes mostly touch the same granule: their bytes are noted together, and granules that are whole with others of
         // their region.
         let (mut granule, mut touched) = (u32::MAX, 0u32);
@@ -110,6 +87,31 @@ impl Core<'_> {
         }
     }
 
+    /// The same for whole granules.
+    #[inline(always)]
+    pub(crate) fn race_rows(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        rows: &Rows,
+        access: Access,
+    ) -> Result<(), Flow> {
+        if self.warp.late.is_some() && access == Access::Read {
+            self.read_late(lanes, addresses, GRANULE);
+        }
+        let Some(shadow) = &mut self.block.shadow else { return Ok(()) };
+        let who = Who { actor: self.warp.actor, at: self.warp.pc };
+        let mut failed = None;
+        for (region, granules) in rows.parts() {
+            failed = failed.or(shadow.access_whole(&self.order, region, granules, who, access).err());
+        }
+        let Some((granule, conflict)) = failed else { return Ok(()) };
+        match self.raced(lanes, addresses, granule, access, conflict) {
+            Flow::Next => Ok(()),
+            flow => Err(flow),
+        }
+    }
+
     /// The same for a load of all lanes together, and of each for itself.
     #[inline(always)]
     pub(crate) fn race_run(&mut self, run: Run, addresses: &[u64; 32], bytes: u32) -> Result<(), Flow> {
@@ -162,59 +164,22 @@ impl Core<'_> {
         }
     }
 
-    /// Lanes write at one instruction: those that write the same bytes must write the same there.
+    /// The same for whole granules.
     #[inline(always)]
-    pub(crate) fn check_values(
+    pub(crate) fn race_lanes_rows(
         &mut self,
-        space: Space,
         lanes: u32,
         addresses: &[u64; 32],
-        bytes: u32,
-        same: impl Fn(usize, usize) -> bool,
+        rows: &Rows,
+        write: bool,
     ) -> Result<(), Flow> {
-        // Mostly the addresses ascend.
-        let mut apart = true;
-        for lane in 1..32 {
-            apart &=
-                addresses[lane].wrapping_sub(addresses[lane - 1]).wrapping_sub(u64::from(bytes)) >> 63 == 0;
-        }
-        if apart || !self.launch.checks.races || lanes.is_power_of_two() || lanes == 0 {
+        if !self.launch.checks.races {
             return Ok(());
         }
-        match meeting(lanes, addresses, bytes, same) {
+        match self.warp.lanes.access_rows(lanes, addresses, rows, write, self.warp.pc) {
             None => Ok(()),
-            Some(pair) => Err(self.differ(space, addresses, pair)),
+            Some(race) => Err(self.raced_lane(race, if write { "write" } else { "read" })),
         }
-    }
-
-    #[cold]
-    fn differ(&mut self, space: Space, addresses: &[u64; 32], (first, second): (usize, usize)) -> Flow {
-        let address = addresses[second];
-        let (kind, place) = match space {
-            Space::Shared => (FindingKind::SharedRace, self.launch.describe_shared(address as u32)),
-            _ => (FindingKind::GlobalRace, self.launch.table.describe(address)),
-        };
-        let message = format!(
-            "lanes {first} and {second} write different values to {place} by one instruction, and which of them stays is left open"
-        );
-        let hint = "let one lane write, or combine the values first";
-        self.fail(kind, 1 << first | 1 << second, message, Some(hint))
-    }
-
-    /// Adds to a race what to do if both sides write the same value.
-    #[cold]
-    pub(crate) fn same_value(&mut self, flow: Flow, same: impl Fn(&Self, usize) -> bool) -> Flow {
-        let lanes = self.fault.as_ref().map_or(0, |fault| fault.lanes & self.warp.mask);
-        if lanes != 0
-            && ones(lanes).all(|lane| same(self, lane))
-            && let Some(fault) = &mut self.fault
-            && fault.related.iter().any(|(what, _)| what.starts_with("the write"))
-        {
-            let hint = "the value stands there already: if all writers mean the same value, a strong store says so (`st.relaxed`, \
-                        `st.volatile`); otherwise ";
-            fault.hint = Some(format!("{hint}{}", fault.hint.take().unwrap_or_default()));
-        }
-        flow
     }
 
     /// Some lanes have passed on what they have done. What the warp's other lanes have done since the last point that ordered them is not
@@ -572,25 +537,4 @@ impl Core<'_> {
             _ => format!("warp {} of the cluster's block {}", actor % warps, actor / warps),
         }
     }
-}
-
-/// Two lanes that touch the same bytes and differ there.
-fn meeting(
-    lanes: u32,
-    addresses: &[u64; 32],
-    bytes: u32,
-    same: impl Fn(usize, usize) -> bool,
-) -> Option<(usize, usize)> {
-    // Lanes by the place of their address in a small table: only those in one place can meet.
-    let mut table = [0u32; 64];
-    for lane in ones(lanes) {
-        let place = &mut table[(addresses[lane] / u64::from(bytes) % 64) as usize];
-        for other in ones(*place) {
-            if addresses[other] == addresses[lane] && !same(other, lane) {
-                return Some((other, lane));
-            }
-        }
-        *place |= 1 << lane;
-    }
-    None
 }

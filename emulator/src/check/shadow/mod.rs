@@ -15,6 +15,7 @@
 //! The lanes of one warp count as one. Where several warps read the same bytes at different times, with only some of
 //! the times known to each other, the oldest is kept: a race may go unseen then, but none is made up.
 
+mod agents;
 mod cell;
 
 mod locks;
@@ -29,7 +30,7 @@ use locks::Locks;
 pub(crate) use reads::Overtaken;
 use reads::Reads as UnfencedReads;
 
-use super::order::{self, Memory, Order};
+use super::order::{self, Order};
 
 /// The bytes that a cell stands for.
 pub(crate) const GRANULE: u32 = 16;
@@ -314,73 +315,6 @@ impl Shadow {
         Ok(())
     }
 
-    /// The start of the copy engine's write to some bytes, which nobody may touch until it [arrives](Self::arrive).
-    pub(crate) fn start_copy(
-        &mut self,
-        order: &Order,
-        granule: u32,
-        bytes: u16,
-        who: Who,
-        channel: order::Actor,
-        proxy: bool,
-    ) -> Result<(), Conflict> {
-        let fenced = proxy.then(|| order.fenced(who.actor, Memory::Shared));
-        let actor = Actor { fenced, ..self.actor(order, who) };
-        self.check_others(granule, bytes, &actor, Access::Asynchronous)?;
-        self.touch(granule, bytes, &actor, Access::Asynchronous)?;
-        self.each_cell(granule, bytes, |cell| {
-            (cell.writer, cell.foreign, cell.proxy) = (channel, true, proxy);
-        });
-        Ok(())
-    }
-
-    /// Whether the copy engine's write to a range may overtake a read: one that is ordered before it, but with no proxy fence in
-    /// between, or not even ordered. It comes with the granule.
-    pub(crate) fn overtakes(
-        &mut self,
-        order: &Order,
-        (offset, bytes): (u32, u32),
-        who: Who,
-    ) -> Option<(u32, Overtaken)> {
-        let (first, end) = (offset / GRANULE, (offset + bytes).div_ceil(GRANULE));
-        let (own, settled) = (self.first..self.first + self.warps as u32, self.settled);
-        let here = own.contains(&who.actor);
-        let is_settled =
-            |actor: order::Actor, stamp| here && own.contains(&u32::from(actor)) && stamp < settled;
-        let mut found = None;
-        for region in first / REGION..end.div_ceil(REGION) {
-            let (from, to) = (first.max(region * REGION), end.min((region + 1) * REGION));
-            let granules = (u64::MAX >> (REGION - (to - from))) << (from % REGION);
-            let overtaken = self.unfenced.take(order, region, granules, who, is_settled);
-            found = found.or(overtaken.map(|(granule, read)| (region * REGION + granule, read)));
-        }
-        found
-    }
-
-    /// The copy engine has written some bytes.
-    pub(crate) fn arrive(&mut self, granule: u32, bytes: u16, stamp: u32) {
-        self.part(granule, bytes);
-        self.each_cell(granule, bytes, |cell| (cell.pending, cell.write_stamp) = (false, stamp));
-        self.open(granule);
-    }
-
-    /// Whether an agent that works for a warp may read some bytes.
-    pub(crate) fn check_agent(
-        &mut self,
-        order: &Order,
-        granule: u32,
-        bytes: u16,
-        who: Who,
-    ) -> Result<(), Conflict> {
-        let actor = Actor { fenced: Some(order.fenced(who.actor, Memory::Shared)), ..self.actor(order, who) };
-        self.check_cells(
-            granule,
-            |cell| cell.check_read(bytes, &actor),
-            |cell| cell.check_read(1, &actor),
-            bytes,
-        )
-    }
-
     /// Checks the cell of a granule, or those of its bytes.
     fn check_cells(
         &self,
@@ -395,27 +329,6 @@ impl Shadow {
                 bits(u32::from(bytes)).try_for_each(|byte| outcome(part(&self.splits[parts][byte as usize])))
             }
         }
-    }
-
-    /// Locks bytes that an agent reads; see [`check_agent`](Self::check_agent).
-    pub(crate) fn lock(&mut self, ranges: &[(u32, u32)], who: Who, what: &'static str) -> Lock {
-        self.locks.add(ranges, who, what)
-    }
-
-    /// Takes a lock away: the agent's reads become reads of the warp it worked for.
-    pub(crate) fn unlock(&mut self, order: &Order, lock: Lock) {
-        let Some((ranges, who)) = self.locks.remove(lock) else { return };
-        for (offset, bytes) in ranges {
-            for (granule, bytes) in granules(offset, bytes) {
-                // It was allowed to read when it began, and nobody could write since.
-                let _ = self.access_by(order, granule, bytes, who, Access::Read);
-            }
-        }
-    }
-
-    /// What holds the bytes locked, if anything does.
-    pub(crate) fn locked_by(&self, granule: u32, bytes: u16) -> Option<(Who, &'static str)> {
-        self.locks.find(granule, bytes)
     }
 
     /// Conflicts that the cell does not know of: locks, reads noted with their region, reads from other blocks.
@@ -556,6 +469,28 @@ impl Shadow {
         for byte in bits(u32::from(bytes)) {
             let part = &mut self.splits[parts][byte as usize];
             (part.pending, part.write_stamp) = (false, now);
+        }
+    }
+
+    /// The same of whole granules of a region, a bit each.
+    #[inline(always)]
+    pub(crate) fn complete_whole(&mut self, region: u32, granules: u64, now: u32) {
+        let first = region * REGION;
+        let mut rest = granules;
+        if !self.splits.is_empty() {
+            while rest != 0 {
+                self.complete(first + rest.trailing_zeros(), u16::MAX, now);
+                rest &= rest - 1;
+            }
+            return;
+        }
+        let state = self.region(region as usize);
+        (state.written, state.open) = (state.written | granules, state.open & !granules);
+        let cells = &mut self.cells[first as usize..][..REGION as usize];
+        while rest != 0 {
+            let cell = &mut cells[rest.trailing_zeros() as usize];
+            (cell.pending, cell.write_stamp) = (false, now);
+            rest &= rest - 1;
         }
     }
 }

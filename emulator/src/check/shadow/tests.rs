@@ -165,22 +165,22 @@ fn agents_need_a_proxy_fence_behind_ordinary_writes() {
     let reader = Who { actor: 1, at: 5 };
     s.access(0, 0xffff, 0, Access::Write, 1).unwrap();
     all(&mut s, 2);
-    assert!(s.shadow.check_agent(&s.order, 0, 0xffff, reader).unwrap_err().unfenced);
-    assert!(s.shadow.start_copy(&s.order, 0, 0xff, reader, 9, true).unwrap_err().unfenced);
+    assert!(s.shadow.check_agent(&s.order, &[(0, 16)], reader).unwrap_err().1.unfenced);
+    assert!(s.shadow.start_copy(&s.order, &[(0, 8)], reader, 9, true).unwrap_err().1.unfenced);
     // A fence helps whoever executes it, as long as it is between the two.
     s.order.fence(1, &Memory::ALL);
-    assert!(s.shadow.check_agent(&s.order, 0, 0xffff, reader).is_ok());
+    assert!(s.shadow.check_agent(&s.order, &[(0, 16)], reader).is_ok());
     s.access(1, 0xffff, 0, Access::Write, 1).unwrap();
     s.order.fence(0, &Memory::ALL);
     all(&mut s, 2);
-    assert!(s.shadow.check_agent(&s.order, 1, 0xffff, reader).is_ok());
+    assert!(s.shadow.check_agent(&s.order, &[(16, 16)], reader).is_ok());
 }
 
 #[test]
 fn a_copy_is_known_to_those_that_waited_for_it() {
     let mut s = Pair::new(64, 2);
     let channel = s.order.channel();
-    s.shadow.start_copy(&s.order, 0, 0xffff, Who { actor: 0, at: 3 }, channel, true).unwrap();
+    s.shadow.start_copy(&s.order, &[(0, 16)], Who { actor: 0, at: 3 }, channel, true).unwrap();
     assert_eq!(s.access(0, 1, 0, Access::Read, 4).unwrap_err().access, Access::Asynchronous);
     let stamp = s.order.now();
     s.shadow.arrive(0, 0xffff, stamp);
