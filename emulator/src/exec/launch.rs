@@ -269,11 +269,19 @@ impl<'l> Launch<'l> {
                         return None;
                     }
                     let mut core = self.core(constants, number);
-                    let turn = loop {
-                        match core.run_cluster() {
-                            Turn::Paused => {}
-                            turn => break turn,
+                    // Another cluster may have found it already, above this one.
+                    let turn = match self.over_budget() {
+                        Some(message) => {
+                            core.warp.number = 0;
+                            core.fail(FindingKind::Budget, 0, message, Some(HINT_BUDGET));
+                            Turn::Failed
                         }
+                        None => loop {
+                            match core.run_cluster() {
+                                Turn::Paused => {}
+                                turn => break turn,
+                            }
+                        },
                     };
                     let turn = self.account(&mut core, turn);
                     if let Some(mut log) = core.log.take() {
