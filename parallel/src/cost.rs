@@ -121,7 +121,9 @@ impl Line {
 /// The points by their bytes, each with the shortest time of as many bytes or more.
 fn undisturbed(points: &[Point]) -> Vec<Point> {
     let mut points = points.to_vec();
-    points.sort_by(|one, other| one.bytes.total_cmp(&other.bytes));
+    // Of as many bytes the shortest time last, so that the others become that.
+    points
+        .sort_by(|one, other| one.bytes.total_cmp(&other.bytes).then(other.seconds.total_cmp(&one.seconds)));
     let mut shortest = f64::INFINITY;
     for point in points.iter_mut().rev() {
         shortest = shortest.min(point.seconds);
@@ -276,6 +278,13 @@ mod tests {
         let line = Line::fit(&noisy).expect("there are points");
         assert_eq!(line, Line::fit(&quiet).expect("there are points"));
         assert!(line.largest_error(&noisy) < 1e-9, "{line:?}");
+        // The order of the points says nothing, of as many bytes neither.
+        let mut twice = [noisy.clone(), quiet.clone()].concat();
+        let other = [quiet.clone(), noisy.clone()].concat();
+        let [one, other] = [&twice, &other].map(|points| Line::fit(points).expect("there are points"));
+        assert_eq!(one, other);
+        twice.reverse();
+        assert!(line.largest_error(&twice) < 1e-9, "{line:?}");
         // A time that is too short is no noise.
         noisy[3].seconds = 4.5e-5;
         let line = Line::fit(&noisy).expect("there are points");

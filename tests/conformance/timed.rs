@@ -28,7 +28,7 @@ pub(crate) fn trial(
     })
 }
 
-/// Prints the cases that took longest, on this many threads at a time.
+/// Prints the cases that took longest.
 pub(crate) fn print_slowest() {
     let mut times = TIMES.lock().unwrap_or_else(PoisonError::into_inner);
     times.sort_unstable_by(|one, other| other.cmp(one));

@@ -126,14 +126,18 @@ impl Args {
 
 /// Writes the folders with the texts and headers that they have.
 fn repack(args: &Args) -> Result<ExitCode> {
-    let (mut before, mut after) = (0, 0);
+    let (mut before, mut after, mut count) = (0, 0, 0);
     for (folder, index) in folders(&args.builder().output_folder()?, &args.arch)? {
         if args.family.is_empty() || args.family.contains(&index.header.family) {
             let size = || std::fs::metadata(folder.join(store::TEXTS)).map(|file| file.len());
             before += size()?;
             store::write(&folder, &index.header, &store::kernels(&folder)?.1)?;
             after += size()?;
+            count += 1;
         }
+    }
+    if count == 0 {
+        bail!("no folder is of the families {:?} and the architectures {:?}", args.family, args.arch);
     }
     println!("{:.2} MB, {:.2} MB before", after as f64 * 1e-6, before as f64 * 1e-6);
     Ok(ExitCode::SUCCESS)

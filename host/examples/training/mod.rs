@@ -94,6 +94,10 @@ pub(crate) fn draw(path: &Path, curves: &[(&str, Vec<f32>)]) -> Result<()> {
     let steps = curves.iter().map(|(_, losses)| losses.len()).max().unwrap_or(1);
     let all = || curves.iter().flat_map(|(_, losses)| losses).copied().filter(|loss| *loss > 0.0);
     let (least, most) = (all().fold(f32::INFINITY, f32::min), all().fold(0.0, f32::max));
+    if least >= most {
+        eprintln!("no curve is drawn: it takes losses of two steps that differ");
+        return Ok(());
+    }
     let area = SVGBackend::new(path, (720, 400)).into_drawing_area();
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&area)

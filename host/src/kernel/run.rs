@@ -231,7 +231,7 @@ impl<K: SafeKernel> TypedKernel<K> {
     ///
     /// [`Error::Shape`] and [`Error::Stride`] for a tensor that is no slice or matrix, [`Error::ReadOnly`] for one that is
     /// written and may not be, [`Error::DeviceMismatch`] for one on another device than the stream. [`Error::Overlap`] if one that is written shares memory with
-    /// another: rows that are side by side do not, if they are as far apart in both. [`Error::LaunchLimit`] for a grid of more threads than 64 bits count.
+    /// another, as [`Tensor::shares_memory`](crate::Tensor::shares_memory) tells. [`Error::LaunchLimit`] for a grid of more threads than 64 bits count.
     /// Otherwise as for [`launch`](Self::launch).
     pub fn run<A: LaunchArgs<K::Args>>(&self, stream: &Stream, grid: [u32; 3], mut args: A) -> Result<()> {
         let Declaration { name: kernel, params: names, .. } = K::DECLARATION;

@@ -120,6 +120,26 @@ impl<K: Kernel> TypedKernel<K> {
         unsafe { self.launch_as(stream, grid, args, Manner::EarlyApart) }
     }
 
+    /// As [`launch`](Self::launch), in clusters of `cluster` blocks, of a kernel that declares no clusters.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Function::launch`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch); the kernel does what it is to do with so many blocks to a cluster.
+    pub unsafe fn launch_clusters(
+        &self,
+        stream: &Stream,
+        grid: [u32; 3],
+        cluster: [u32; 3],
+        args: K::Args,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_in(stream, [grid, cluster], args, Manner::Plain) }
+    }
+
     /// As [`launch_early`](Self::launch_early), in clusters of `cluster` blocks, of a kernel that declares no clusters.
     ///
     /// # Errors

@@ -32,8 +32,8 @@ pub(super) fn moved(numbers: &mut [f32], direction: &[f32], step: f32) {
     }
 }
 
-/// A direction that the gradient has a part of.
+/// A direction that the gradient has a part of, and that moves every number, so that a gradient which is 0 where it should not be shows.
 pub(super) fn direction(gradient: &[f32]) -> Vec<f32> {
     let largest = gradient.iter().fold(f32::MIN_POSITIVE, |largest, g| largest.max(g.abs()));
-    gradient.iter().map(|g| g / largest).collect()
+    gradient.iter().zip(numbers(gradient.len(), 29)).map(|(g, other)| g / largest + 0.5 * other).collect()
 }

@@ -135,17 +135,17 @@ impl HostRank {
         let mut received = parts;
         for (from, message) in others.into_iter().zip(messages) {
             if message.call != *call {
-                return Err(self.disagree(call, from, &message.call));
+                return Err(self.disagree(call, from, message.call.to_string()));
             }
             received[from] = message.bytes;
         }
         Ok(received)
     }
 
-    fn disagree(&self, call: &Call, other: usize, others_call: &Call) -> Error {
+    pub(crate) fn disagree(&self, call: &Call, other: usize, others_call: String) -> Error {
         // Every rank says the same: the lower one comes first.
         let [rank, other] = [self.rank, other].map(|rank| self.members[rank]);
-        let mut calls = [(rank, call.to_string()), (other, others_call.to_string())];
+        let mut calls = [(rank, call.to_string()), (other, others_call)];
         calls.sort();
         let [(rank, expected), (other, actual)] = calls;
         self.fail(Failure::Mismatch { rank, expected, other, actual })
@@ -312,7 +312,7 @@ impl Backend for HostRank {
             call.group = self.group;
             for message in self.take(&call, &[from])? {
                 if message.call != call {
-                    return Err(self.disagree(&call, from, &message.call));
+                    return Err(self.disagree(&call, from, message.call.to_string()));
                 }
                 tensor.write(&message.bytes)?;
             }

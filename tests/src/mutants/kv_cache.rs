@@ -18,6 +18,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
             Positions { shape: [2, 3], first: Some(&[4, 9]), offsets: None },
             Positions { shape: [3, 70], first: None, offsets: None },
             Positions { shape: [1, 9], first: None, offsets: Some(&[1, 3, 3, 8]) },
+            Positions { shape: [1, 9], first: Some(&[6, 5, 7]), offsets: Some(&[1, 3, 3, 8]) },
             Positions {
                 shape: [1, 300],
                 first: Some(&[7, 0, 2, 5, 1]),
@@ -82,10 +83,10 @@ impl Positions {
     fn position(&self, token: usize) -> u32 {
         let (sequence, place) = match self.offsets {
             Some(offsets) => {
-                let sequences = offsets.len() - 1;
-                let before = offsets[..sequences].iter().filter(|&&offset| offset as usize <= token).count();
-                let sequence = before.saturating_sub(1);
-                (sequence, (token as u32).saturating_sub(offsets[sequence]))
+                let is_in = |of: &[u32]| (of[0]..of[1]).contains(&(token as u32));
+                // A token of no sequence has the position 0.
+                let Some(sequence) = offsets.windows(2).position(is_in) else { return 0 };
+                (sequence, token as u32 - offsets[sequence])
             }
             None => (token / self.shape[1], (token % self.shape[1]) as u32),
         };

@@ -117,6 +117,14 @@ impl<'a, T: AttentionInput + LinearInput> AttentionForward<'a, T> {
             let actual = x.shape().to_vec();
             return Err(Error::Shape { operation: OPERATION, operand: "x", expected, actual });
         }
+        if let (Some(lengths), Some(_)) = (self.lengths, offsets) {
+            return Err(Error::Argument {
+                operation: OPERATION,
+                argument: "lengths",
+                expected: "none of packed sequences, whose offsets say the same".into(),
+                actual: format!("a tensor of shape {:?}", lengths.shape()),
+            });
+        }
         if self.cache.is_none()
             && let Some(rows) = self.rows
         {

@@ -183,6 +183,12 @@ fn what_does_not_fit_is_refused_by_name() {
     let refused = one.accumulate(&saved, &dy, &mut gradients);
     assert!(matches!(refused, Err(Error::Argument { argument: "gradients", .. })), "{refused:?}");
     assert_eq!(bits(&gradients.down.dw), before);
+    // What another layer has kept is refused before anything is added.
+    let mut own = one.backward(&saved, &dy).expect("it fits");
+    let before = bits(&own.down.dw);
+    let refused = one.accumulate(&of_other, &dy, &mut own);
+    assert!(matches!(refused, Err(Error::Argument { argument: "saved", .. })), "{refused:?}");
+    assert_eq!(bits(&own.down.dw), before);
     let refused = one.backward(&of_other, &dy);
     assert!(matches!(refused, Err(Error::Argument { argument: "saved", .. })), "{refused:?}");
 }

@@ -127,6 +127,28 @@ impl<T: LinearInput + LinearGradientElement + ElementwiseElement> Mlp<T> {
         self.write_gradients(saved, dy, gradients, true, &self.device().default_stream())
     }
 
+    /// The error for what another layer's forward pass has kept.
+    fn expect_saved(&self, operation: &'static str, saved: &MlpSaved<T>) -> Result<()> {
+        let refused = |expected: String, actual| {
+            Err(Error::Argument { operation, argument: "saved", expected, actual })
+        };
+        let with = |is_plain: bool| if is_plain { "no gate" } else { "a gate" };
+        let (own, other) = (matches!(self.up, Up::Plain(_)), matches!(saved.up, SavedUp::Plain(_)));
+        if own != other {
+            let actual = format!("what a layer with {} has kept", with(other));
+            return refused(format!("what a layer with {} has kept", with(own)), actual);
+        }
+        let columns = |layer: &Linear<T>| layer.weight().shape()[1];
+        let sizes = [(columns(&self.projections()[0]), &saved.x), (columns(&self.down), &saved.hidden)];
+        for (expected, kept) in sizes {
+            if kept.shape().last() != Some(&expected) {
+                let actual = format!("a tensor of shape {:?}", kept.shape());
+                return refused(format!("a tensor of {expected} columns"), actual);
+            }
+        }
+        Ok(())
+    }
+
     /// The error for gradients that are not this layer's.
     pub(in crate::layers) fn expect_gradients(
         &self,
@@ -136,6 +158,7 @@ impl<T: LinearInput + LinearGradientElement + ElementwiseElement> Mlp<T> {
     ) -> Result<()> {
         let refused =
             |expected, actual| Err(Error::Argument { operation, argument: "gradients", expected, actual });
+        self.expect_saved(operation, saved)?;
         let (expected, actual) = (self.projections().len(), gradients.projections.len());
         if expected != actual {
             return refused(format!("those of {expected} projections"), format!("those of {actual}"));

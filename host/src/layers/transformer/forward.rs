@@ -28,13 +28,15 @@ impl<'a, T: TransformerInput> BlockForward<'a, T> {
         Self { block, x, lengths: None, offsets: None, cache: None, rows: None, stream: None }
     }
 
-    /// Only the first `lengths[b]` rows of sequence b count; see [`AttentionForward::lengths`].
+    /// Attention has only the first `lengths[b]` rows of sequence b; see [`AttentionForward::lengths`]. The others go through the rest of the block, and their
+    /// results are those of rows without attention: where they are not to count, give them a gradient of zeros.
     pub fn lengths(mut self, lengths: impl Into<Option<&'a Tensor<u32>>>) -> Self {
         self.lengths = lengths.into();
         self
     }
 
-    /// Sequences follow each other in x `[T, N]`; see [`AttentionForward::packed`].
+    /// Sequences follow each other in x `[T, N]`; see [`AttentionForward::packed`]. Of rows of no sequence the same holds as of those beyond
+    /// [`lengths`](Self::lengths).
     pub fn packed(mut self, offsets: impl Into<Option<&'a Tensor<u32>>>) -> Self {
         self.offsets = offsets.into();
         self

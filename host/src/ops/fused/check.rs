@@ -82,7 +82,7 @@ impl Worst {
             return 0.0;
         }
         let error = (self.actual - self.expected).abs();
-        if error.is_nan() || self.bound.is_nan() { f64::INFINITY } else { error / self.bound }
+        if !error.is_finite() || self.bound.is_nan() { f64::INFINITY } else { error / self.bound }
     }
 }
 
@@ -155,6 +155,7 @@ mod tests {
             (1.0, f64::NAN, 9.0),
             (1.0, 1.1, f64::NAN),
             (f64::INFINITY, 1.0, 9.0),
+            (f64::INFINITY, 1.0, f64::INFINITY),
         ] {
             assert!(!worst(actual, expected, bound).is_within(), "{actual} {expected} {bound}");
         }

@@ -325,8 +325,7 @@ impl NcclRank {
             let theirs = <&[u8; Call::BYTES]>::try_from(bytes.as_slice()).ok().and_then(Call::decode);
             if theirs != Some(*call) {
                 let actual = theirs.map_or_else(|| "nothing known".into(), |call| call.to_string());
-                let (rank, expected) = (self.rank, call.to_string());
-                return Err(host.fail(crate::Failure::Mismatch { rank, expected, other, actual }));
+                return Err(host.disagree(call, other, actual));
             }
         }
         Ok(())
@@ -524,6 +523,8 @@ impl Backend for NcclRank {
     }
 
     fn nccl_handle(&self) -> Option<*mut c_void> {
+        // What else is done with it is not counted.
+        self.watched.count_no_longer();
         self.watched.handle()
     }
 }

@@ -281,11 +281,17 @@ impl Drop for Watched {
 }
 
 impl Shared {
+    /// This rank, as failures name it: as one of the communicator that was split first.
+    fn rank(&self) -> usize {
+        let rank = self.host.rank();
+        self.host.host().map_or(rank, |host| host.members()[rank])
+    }
+
     /// Why there is no communicator.
     fn failure_or(&self, call: &Call) -> Failure {
         let ended = || Failure::Lost {
             call: call.to_string(),
-            rank: self.host.rank(),
+            rank: self.rank(),
             reason: "its NCCL communicator has ended".into(),
         };
         self.failure.lock().clone().unwrap_or_else(ended)
@@ -349,7 +355,7 @@ impl Shared {
             };
             let failed = |error: warpsmith::Error| Failure::Lost {
                 call: first.call.to_string(),
-                rank: self.host.rank(),
+                rank: self.rank(),
                 reason: error.to_string(),
             };
             if !first.done.is_done().map_err(failed)? {
@@ -392,6 +398,10 @@ impl Shared {
             return Some(failure);
         }
         let (rank, reason, is_certain) = inbox.gone_before(call, partners, host.members())?;
+        // Of what this rank has done the counts say too much: what it has captured may have been launched less often.
+        if is_certain && !self.is_counted.load(Ordering::Relaxed) {
+            return None;
+        }
         let since = gone_since.get().unwrap_or_else(Instant::now);
         gone_since.set(Some(since));
         (is_certain || since.elapsed() > GRACE).then(|| Failure::Lost {
