@@ -72,13 +72,14 @@ const WHOLE: Placement = Placement { before: 0, after: 0 };
 
 /// Emulated H100s, which run all kernels.
 pub(crate) fn devices() -> Vec<(String, Device)> {
-    devices_of((9, 0))
+    devices_of((9, 0), None)
 }
 
-/// An emulated GPU in every mode.
-fn devices_of(compute_capability: (u32, u32)) -> Vec<(String, Device)> {
+/// An emulated GPU in every mode, with so many multiprocessors if they are given.
+fn devices_of(compute_capability: (u32, u32), multiprocessors: Option<u32>) -> Vec<(String, Device)> {
     let options = |completion, seed, threads| EmulatorOptions {
         compute_capability,
+        multiprocessors,
         completion,
         seed,
         threads: Some(threads),
@@ -229,7 +230,7 @@ const WIDTHS: [usize; 6] = [64, 88, 96, 128, 192, 256];
 fn attentions() -> Result<(), Failed> {
     let mut ran = BTreeSet::new();
     for compute_capability in [(8, 0), (9, 0)] {
-        let devices = devices_of(compute_capability);
+        let devices = devices_of(compute_capability, None);
         for (width, dtype) in
             WIDTHS.into_iter().flat_map(|width| crate::attention::TYPES.map(|dtype| (width, dtype)))
         {
@@ -290,7 +291,7 @@ fn attentions_of_fp8() -> Result<(), Failed> {
     let mut ran = BTreeSet::new();
     let scales = [KeyScales::OfHeads, KeyScales::OfTensor].map(Some);
     for compute_capability in [(8, 0), (9, 0)] {
-        let devices = devices_of(compute_capability);
+        let devices = devices_of(compute_capability, None);
         for (width, dtype) in
             [64, 128, 256].into_iter().flat_map(|width| [(width, DType::F16), (width, DType::Bf16)])
         {
@@ -323,7 +324,7 @@ fn attentions_of_fp8() -> Result<(), Failed> {
 /// Caches of every type and format, whose new keys are whole chunks and not.
 fn caches() -> Result<(), Failed> {
     let mut ran = BTreeSet::new();
-    let devices = devices_of((8, 0));
+    let devices = devices_of((8, 0), None);
     for (dtype, format) in crate::kv_cache::TYPES {
         for gap in [0, 3] {
             let scales = (format != CacheFormat::Same).then_some(KeyScales::OfHeads);
@@ -544,9 +545,9 @@ fn elements() -> Result<(), Failed> {
     all_ran(&ran, |name| families.iter().any(|family| name.starts_with(family)))
 }
 
-/// M, K, N of more tiles than an H100 has blocks for them: some blocks work through two, and the second goes around the ring of
-/// stages where the first has stopped.
-const PERSISTENT: (usize, usize, usize) = (17_300, 136, 384);
+/// Multiprocessors of a GPU, and M, K, N of more tiles than it has blocks for them: some blocks work through two or three, and the next goes
+/// around the ring of stages where the one before has stopped.
+const PERSISTENT: (u32, (usize, usize, usize)) = (6, (790, 136, 384));
 
 /// Whole tiles and cut ones, in clusters, with an activation that is applied in registers.
 fn blocks_that_work_through_several_tiles_are_right() -> Result<(), Failed> {
@@ -560,7 +561,7 @@ fn blocks_that_work_through_several_tiles_are_right() -> Result<(), Failed> {
 }
 
 fn check_persistent(tile: Tile, input: DType) -> Result<(), Failed> {
-    let (m, k, n) = PERSISTENT;
+    let (multiprocessors, (m, k, n)) = PERSISTENT;
     let case = LinearCase {
         tile: Some(tile),
         precision: tile.precision(input),
@@ -568,7 +569,7 @@ fn check_persistent(tile: Tile, input: DType) -> Result<(), Failed> {
         data: Data::Integers,
         ..LinearCase::new(input, m, k, n)
     };
-    for (mode, device) in devices() {
+    for (mode, device) in devices_of((9, 0), Some(multiprocessors)) {
         let blocks = tile.blocks(m as u32, n as u32, 1, device.properties().multiprocessors);
         assert!(blocks < tile.tiles(m as u32, n as u32), "the launch is persistent");
         let outcome = validate::linear(&device, &case).map_err(|error| format!("{mode}: {error}"))?;

@@ -37,6 +37,9 @@ use crate::stream::StreamPriority;
 pub struct EmulatorOptions {
     /// The compute capability; the sizes and limits are those of a GPU of that generation.
     pub compute_capability: (u32, u32),
+    /// Multiprocessors that launches are planned for, at least 1; as many as a GPU of that generation has if not given. Between GPUs with other numbers of
+    /// them the bits of long sums may differ: they are divided for as many.
+    pub multiprocessors: Option<u32>,
     /// Bytes of memory.
     pub memory: u64,
     /// The checks that run beside a kernel.
@@ -60,6 +63,7 @@ impl Default for EmulatorOptions {
             Config::default();
         Self {
             compute_capability,
+            multiprocessors: None,
             memory: limits.global_memory,
             checks,
             numerics,
@@ -132,6 +136,7 @@ impl Emulator {
     pub(super) fn new(options: EmulatorOptions) -> Self {
         let EmulatorOptions {
             compute_capability,
+            multiprocessors,
             memory,
             checks,
             numerics,
@@ -148,7 +153,7 @@ impl Emulator {
             Limits { shared_per_block, blocks_per_cluster, global_memory: memory, ..Limits::default() };
         let properties = Properties {
             compute_capability,
-            multiprocessors: generation.multiprocessors,
+            multiprocessors: multiprocessors.unwrap_or(generation.multiprocessors).max(1),
             warp_size: 32,
             max_threads_per_block: limits.threads_per_block,
             max_threads_per_multiprocessor: generation.threads,
