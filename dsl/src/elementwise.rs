@@ -73,121 +73,129 @@ impl<T> Copy for ElementwiseParams<T> {}
 // SAFETY: two fields of eight bytes, four operands of 24, six fields of four: no padding.
 unsafe impl<T: 'static> KernelParam for ElementwiseParams<T> {}
 
-/// Chunks of a thread that are loaded together, of operations with so many operands.
-#[must_use]
-pub const fn chunks_of(operands: usize) -> u32 {
-    match operands {
-        1 => 4,
-        2 => 2,
-        _ => 1,
-    }
-}
-
-/// Applies an operation of `OPERANDS` operands, of which threads load `CHUNKS` chunks together. Along x the grid has blocks for the columns, along y for the rows,
-/// as many as it likes.
+/// Applies an operation of `OPERANDS` operands, of which each thread has a chunk. The grid has blocks for all columns along x, and for all rows along y.
 ///
 /// # Safety
 ///
-/// What `p` describes is valid, and aligned to chunks if `VECTOR`; it has the operands and results of its operation. What is written overlaps nothing else, but each
-/// result may be an operand of its type if their rows are the same. `p.threads` is a power of two up to [`THREADS`].
+/// What `p` describes is valid, and aligned to chunks if `VECTOR`, where the last chunk of a row may be cut; it has the operands and results of its operation. What is
+/// written overlaps nothing else, but each result may be an operand of its type if their rows are the same. `p.threads` is a power of two up to [`THREADS`], and at
+/// least a warp's unless `VECTOR`.
 #[inline(always)]
 pub unsafe fn apply_to_elements<
     T: RowElement,
     const PER: usize,
     const VECTOR: bool,
-    const CHUNKS: usize,
     const OPERANDS: usize,
 >(
     p: &ElementwiseParams<T>,
 ) {
-    const { assert!(chunks_of(OPERANDS) == CHUNKS as u32) };
     // A power of two, which the compiler cannot know.
     let (id, shift) = (thread::thread_idx_x(), p.threads.trailing_zeros());
     let teams = THREADS >> shift;
     let mine = Columns::<PER, VECTOR>::new(id & (p.threads - 1), p.threads, p.columns);
-    let is = |operation: Operation| ptx::opaque(p.operation.0) == operation.0;
+    let are_alike = (OPERANDS < 2 || p.b.kind == T::KIND) && (OPERANDS < 3 || p.c.kind == T::KIND);
+    let (row, chunk) = (thread::block_idx_y() * teams + (id >> shift), thread::block_idx_x());
+    if row >= p.rows || !mine.has(chunk, 0) {
+        return;
+    }
+    let from = p.a.address() + row as u64 * p.a_stride * T::BYTES as u64;
     // SAFETY: the caller's promise; a thread stores where it has loaded.
     unsafe {
-        let mut row = thread::block_idx_y() * teams + (id >> shift);
-        while row < p.rows {
-            let from = p.a.address() + row as u64 * p.a_stride * T::BYTES as u64;
-            let mut first = thread::block_idx_x() * CHUNKS as u32;
-            while mine.has(first, 0) {
-                let (mut a, mut b, mut c) = ([[0; 4]; CHUNKS], [[0; PER]; CHUNKS], [[0; PER]; CHUNKS]);
-                for i in 0..CHUNKS {
-                    a[i] = mine.load_words::<T>(from, first + i as u32);
-                }
-                if OPERANDS > 1 {
-                    b = mine.load_any::<CHUNKS>(&p.b, row, first);
-                }
-                if OPERANDS > 2 {
-                    c = mine.load_any::<CHUNKS>(&p.c, row, first);
-                }
-                // A loop that is not unrolled: the functions stand once for all chunks. They take turns in the first place, so that none of them is the same in
-                // later rounds, for which the compiler would unroll it.
-                let mut i = 0;
-                while i < CHUNKS as u32 {
-                    let chunk = first + i;
-                    i = ptx::opaque(i + 1);
-                    let mut words = (a[0], b[0], c[0]);
-                    for next in 1..CHUNKS {
-                        a[next - 1] = a[next];
-                        b[next - 1] = b[next];
-                        c[next - 1] = c[next];
-                    }
-                    a[CHUNKS - 1] = words.0;
-                    b[CHUNKS - 1] = words.1;
-                    c[CHUNKS - 1] = words.2;
-                    // Opaque, or all would be widened before the loop.
-                    for word in words.0.iter_mut() {
-                        *word = ptx::opaque(*word);
-                    }
-                    for j in 0..PER {
-                        words.1[j] = if OPERANDS > 1 { ptx::opaque(words.1[j]) } else { 0 };
-                        words.2[j] = if OPERANDS > 2 { ptx::opaque(words.2[j]) } else { 0 };
-                    }
-                    let values: [f32; PER] = T::unpack(words.0);
-                    let mut result = [values];
-                    if OPERANDS == 1 {
-                        p.activation.apply_in_place(&mut result);
-                        mine.store(&p.y, row, chunk, result[0]);
-                        continue;
-                    }
-                    let others = unpack_any::<PER, VECTOR>(p.b.kind, words.1);
-                    if OPERANDS == 3 {
-                        let dy = unpack_any::<PER, VECTOR>(p.c.kind, words.2);
-                        p.activation.apply_in_place(&mut result);
-                        for j in 0..PER {
-                            result[0][j] *= dy[j];
-                        }
-                        let mut of_gate = values;
-                        p.activation.slopes(&mut of_gate);
-                        for j in 0..PER {
-                            of_gate[j] = of_gate[j] * others[j] * dy[j];
-                        }
-                        mine.store(&p.y, row, chunk, of_gate);
-                        mine.store(&p.z, row, chunk, result[0]);
-                        continue;
-                    }
-                    if is(Operation::ADD) {
-                        for j in 0..PER {
-                            result[0][j] += others[j];
-                        }
-                    } else {
-                        if is(Operation::GATED) {
-                            p.activation.apply_in_place(&mut result);
-                        } else if is(Operation::ACTIVATION_GRADIENT) {
-                            p.activation.slopes(&mut result[0]);
-                        }
-                        for j in 0..PER {
-                            result[0][j] *= others[j];
-                        }
-                    }
-                    mine.store(&p.y, row, chunk, result[0]);
-                }
-                first += thread::grid_dim_x() * CHUNKS as u32;
+        let is_cut = VECTOR && !mine.is_whole(chunk);
+        // Each branch has all of its loads on their way before one is waited for.
+        let a: [f32; PER];
+        let (mut b, mut c) = ([0.0; PER], [0.0; PER]);
+        if is_cut {
+            a = mine.load_cut(T::KIND, from, chunk);
+            if OPERANDS > 1 {
+                b = mine.load_cut(p.b.kind, p.b.row(row), chunk);
             }
-            row += thread::grid_dim_y() * teams;
+            if OPERANDS > 2 {
+                c = mine.load_cut(p.c.kind, p.c.row(row), chunk);
+            }
+        } else if are_alike {
+            let of_a = mine.load_words::<T>(from, chunk);
+            let (mut of_b, mut of_c) = ([0; 4], [0; 4]);
+            if OPERANDS > 1 {
+                of_b = mine.load_words::<T>(p.b.row_of::<T>(row), chunk);
+            }
+            if OPERANDS > 2 {
+                of_c = mine.load_words::<T>(p.c.row_of::<T>(row), chunk);
+            }
+            a = T::unpack(of_a);
+            if OPERANDS > 1 {
+                b = T::unpack(of_b);
+            }
+            if OPERANDS > 2 {
+                c = T::unpack(of_c);
+            }
+        } else {
+            let of_a = mine.load_words::<T>(from, chunk);
+            let (mut of_b, mut of_c) = ([0; PER], [0; PER]);
+            if OPERANDS > 1 {
+                of_b = mine.load_any(&p.b, row, chunk);
+            }
+            if OPERANDS > 2 {
+                of_c = mine.load_any(&p.c, row, chunk);
+            }
+            a = T::unpack(of_a);
+            if OPERANDS > 1 {
+                b = unpack_any::<PER, VECTOR>(p.b.kind, of_b);
+            }
+            if OPERANDS > 2 {
+                c = unpack_any::<PER, VECTOR>(p.c.kind, of_c);
+            }
+        }
+        let [y, z] = results::<PER, OPERANDS>(p.operation, p.activation, a, b, c);
+        if is_cut {
+            mine.store_cut(&p.y, row, chunk, y);
+        } else {
+            mine.store(&p.y, row, chunk, y);
+        }
+        if OPERANDS > 2 {
+            if is_cut {
+                mine.store_cut(&p.z, row, chunk, z);
+            } else {
+                mine.store(&p.z, row, chunk, z);
+            }
         }
     }
+}
+
+/// The results of an operation of so many operands, of which that of three has two.
+#[inline(always)]
+fn results<const PER: usize, const OPERANDS: usize>(
+    operation: Operation,
+    activation: Activation,
+    a: [f32; PER],
+    mut b: [f32; PER],
+    c: [f32; PER],
+) -> [[f32; PER]; 2] {
+    let is = |other: Operation| ptx::opaque(operation.0) == other.0;
+    let mut first = [a];
+    if OPERANDS == 1 {
+        activation.apply_in_place(&mut first);
+    } else if OPERANDS == 3 {
+        let mut second = [a];
+        activation.apply_in_place(&mut second);
+        activation.slopes(&mut first[0]);
+        for j in 0..PER {
+            first[0][j] = first[0][j] * b[j] * c[j];
+            b[j] = second[0][j] * c[j];
+        }
+    } else if is(Operation::ADD) {
+        for j in 0..PER {
+            first[0][j] += b[j];
+        }
+    } else {
+        if is(Operation::GATED) {
+            activation.apply_in_place(&mut first);
+        } else if is(Operation::ACTIVATION_GRADIENT) {
+            activation.slopes(&mut first[0]);
+        }
+        for j in 0..PER {
+            first[0][j] *= b[j];
+        }
+    }
+    [first[0], b]
 }

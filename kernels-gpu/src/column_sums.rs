@@ -54,6 +54,7 @@ unsafe impl<T: 'static> KernelParam for ColumnSumsParams<T> {}
 #[kernel(
     family = column_sums,
     block = [THREADS, 1, 1],
+    dependent_launch = true,
     min_blocks = 4,
     shared = THREADS * 4,
     instances = [column_sums_f16 = <F16>, column_sums_bf16 = <Bf16>, column_sums_f32 = <f32>],

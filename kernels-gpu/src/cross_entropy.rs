@@ -18,15 +18,16 @@ use warpsmith_dsl::{kernel, warp};
 #[kernel(
     family = cross_entropy,
     block = [THREADS, 1, 1],
+    dependent_launch = true,
     min_blocks = 3,
     shared = SHARED_BYTES,
     instances = [
         cross_entropy_f16 = <F16, 8, 4, true>,
         cross_entropy_bf16 = <Bf16, 8, 4, true>,
         cross_entropy_f32 = <f32, 4, 4, true>,
-        cross_entropy_any_f16 = <F16, 4, 2, false>,
-        cross_entropy_any_bf16 = <Bf16, 4, 2, false>,
-        cross_entropy_any_f32 = <f32, 4, 2, false>,
+        cross_entropy_any_f16 = <F16, 8, 4, false>,
+        cross_entropy_any_bf16 = <Bf16, 8, 4, false>,
+        cross_entropy_any_f32 = <f32, 4, 4, false>,
     ],
 )]
 pub unsafe fn cross_entropy<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
@@ -44,6 +45,7 @@ pub unsafe fn cross_entropy<T: RowElement, const PER: usize, const CHUNKS: usize
 #[kernel(
     family = cross_entropy,
     block = [THREADS, 1, 1],
+    dependent_launch = true,
     min_blocks = 4,
     shared = THREADS / warp::SIZE * 4,
 )]
@@ -60,6 +62,7 @@ pub unsafe fn label_counts(labels: Labels, counts: GlobalMut<u32>, rows: u32, pa
 #[kernel(
     family = cross_entropy,
     block = [THREADS, 1, 1],
+    dependent_launch = true,
     min_blocks = 4,
     shared = SHARED_BYTES,
 )]

@@ -14,15 +14,16 @@ use warpsmith_dsl::rows::{RowElement, SHARED_BYTES, THREADS};
 #[kernel(
     family = cross_entropy_cluster,
     block = [THREADS, 1, 1],
+    dependent_launch = true,
     min_blocks = if VECTOR { 4 } else { 3 },
     shared = SHARED_BYTES,
     instances = [
         cross_entropy_cluster_f16 = <F16, 8, 4, true>,
         cross_entropy_cluster_bf16 = <Bf16, 8, 4, true>,
         cross_entropy_cluster_f32 = <f32, 4, 4, true>,
-        cross_entropy_cluster_any_f16 = <F16, 4, 2, false>,
-        cross_entropy_cluster_any_bf16 = <Bf16, 4, 2, false>,
-        cross_entropy_cluster_any_f32 = <f32, 4, 2, false>,
+        cross_entropy_cluster_any_f16 = <F16, 8, 4, false>,
+        cross_entropy_cluster_any_bf16 = <Bf16, 8, 4, false>,
+        cross_entropy_cluster_any_f32 = <f32, 4, 4, false>,
     ],
 )]
 pub unsafe fn cross_entropy_cluster<

@@ -15,25 +15,26 @@ use warpsmith_dsl::rows::{RowElement, THREADS};
 #[kernel(
     family = elementwise,
     block = [THREADS, 1, 1],
-    min_blocks = if OPERANDS < 3 { 4 } else { 3 },
+    dependent_launch = true,
+    min_blocks = 7 - OPERANDS as u32,
     instances = [
         elementwise_f16_unary = <F16, 8, true, 1>,
         elementwise_bf16_unary = <Bf16, 8, true, 1>,
         elementwise_f32_unary = <f32, 4, true, 1>,
-        elementwise_any_f16_unary = <F16, 4, false, 1>,
-        elementwise_any_bf16_unary = <Bf16, 4, false, 1>,
+        elementwise_any_f16_unary = <F16, 8, false, 1>,
+        elementwise_any_bf16_unary = <Bf16, 8, false, 1>,
         elementwise_any_f32_unary = <f32, 4, false, 1>,
         elementwise_f16_binary = <F16, 8, true, 2>,
         elementwise_bf16_binary = <Bf16, 8, true, 2>,
         elementwise_f32_binary = <f32, 4, true, 2>,
-        elementwise_any_f16_binary = <F16, 4, false, 2>,
-        elementwise_any_bf16_binary = <Bf16, 4, false, 2>,
+        elementwise_any_f16_binary = <F16, 8, false, 2>,
+        elementwise_any_bf16_binary = <Bf16, 8, false, 2>,
         elementwise_any_f32_binary = <f32, 4, false, 2>,
         elementwise_f16_ternary = <F16, 8, true, 3>,
         elementwise_bf16_ternary = <Bf16, 8, true, 3>,
         elementwise_f32_ternary = <f32, 4, true, 3>,
-        elementwise_any_f16_ternary = <F16, 4, false, 3>,
-        elementwise_any_bf16_ternary = <Bf16, 4, false, 3>,
+        elementwise_any_f16_ternary = <F16, 8, false, 3>,
+        elementwise_any_bf16_ternary = <Bf16, 8, false, 3>,
         elementwise_any_f32_ternary = <f32, 4, false, 3>,
     ],
 )]
@@ -41,11 +42,5 @@ pub unsafe fn elementwise<T: RowElement, const PER: usize, const VECTOR: bool, c
     p: ElementwiseParams<T>,
 ) {
     // SAFETY: the caller's promise.
-    unsafe {
-        match OPERANDS {
-            1 => apply_to_elements::<T, PER, VECTOR, 4, 1>(&p),
-            2 => apply_to_elements::<T, PER, VECTOR, 2, 2>(&p),
-            _ => apply_to_elements::<T, PER, VECTOR, 1, 3>(&p),
-        }
-    }
+    unsafe { apply_to_elements::<T, PER, VECTOR, OPERANDS>(&p) }
 }

@@ -20,11 +20,12 @@ use warpsmith_dsl::rows::{RowElement, THREADS};
 #[kernel(
     family = embedding,
     block = [THREADS, 1, 1],
+    dependent_launch = true,
     min_blocks = 4,
     instances = [
         embedding_16 = <F16, 8, 4, true>,
         embedding_32 = <f32, 4, 4, true>,
-        embedding_any_16 = <F16, 4, 4, false>,
+        embedding_any_16 = <F16, 8, 4, false>,
         embedding_any_32 = <f32, 4, 4, false>,
     ],
 )]
@@ -40,7 +41,7 @@ pub unsafe fn embedding<T: RowElement, const PER: usize, const CHUNKS: usize, co
 /// # Safety
 ///
 /// As [`count_digits`].
-#[kernel(family = embedding, block = [ORDER_THREADS, 1, 1], shared = ORDER_BYTES)]
+#[kernel(family = embedding, block = [ORDER_THREADS, 1, 1], dependent_launch = true, shared = ORDER_BYTES)]
 pub unsafe fn embedding_count(p: PassParams) {
     // SAFETY: the caller's promise.
     unsafe { count_digits(&p) }
@@ -51,7 +52,7 @@ pub unsafe fn embedding_count(p: PassParams) {
 /// # Safety
 ///
 /// As [`sum_before`].
-#[kernel(family = embedding, block = [ORDER_THREADS, 1, 1], shared = ORDER_BYTES)]
+#[kernel(family = embedding, block = [ORDER_THREADS, 1, 1], dependent_launch = true, shared = ORDER_BYTES)]
 pub unsafe fn embedding_sums(numbers: GlobalMut<u32>, total: GlobalMut<u32>, count: u32) {
     // SAFETY: the caller's promise.
     unsafe { sum_before(numbers, total, count) }
@@ -62,7 +63,7 @@ pub unsafe fn embedding_sums(numbers: GlobalMut<u32>, total: GlobalMut<u32>, cou
 /// # Safety
 ///
 /// As [`put_in_order`].
-#[kernel(family = embedding, block = [ORDER_THREADS, 1, 1], shared = ORDER_BYTES)]
+#[kernel(family = embedding, block = [ORDER_THREADS, 1, 1], dependent_launch = true, shared = ORDER_BYTES)]
 pub unsafe fn embedding_order(p: PassParams) {
     // SAFETY: the caller's promise.
     unsafe { put_in_order(&p) }
@@ -76,6 +77,7 @@ pub unsafe fn embedding_order(p: PassParams) {
 #[kernel(
     family = embedding,
     block = [ORDER_THREADS, 1, 1],
+    dependent_launch = true,
     shared = ORDER_BYTES,
     instances = [embedding_distinct_count = <false>, embedding_distinct_put = <true>],
 )]
@@ -92,13 +94,14 @@ pub unsafe fn embedding_distinct<const PUTS: bool>(p: DistinctParams) {
 #[kernel(
     family = embedding,
     block = [THREADS, 1, 1],
-    min_blocks = 3,
+    dependent_launch = true,
+    min_blocks = 2,
     instances = [
         embedding_gradient_f16 = <F16, 8, 1, true>,
         embedding_gradient_bf16 = <Bf16, 8, 1, true>,
         embedding_gradient_f32 = <f32, 4, 1, true>,
-        embedding_gradient_any_f16 = <F16, 4, 1, false>,
-        embedding_gradient_any_bf16 = <Bf16, 4, 1, false>,
+        embedding_gradient_any_f16 = <F16, 8, 1, false>,
+        embedding_gradient_any_bf16 = <Bf16, 8, 1, false>,
         embedding_gradient_any_f32 = <f32, 4, 1, false>,
     ],
 )]

@@ -14,6 +14,7 @@ use warpsmith_dsl::kernel;
 #[kernel(
     family = kv_cache,
     block = [THREADS, 1, 1],
+    dependent_launch = true,
     instances = [
         kv_cache_append_b16 = <Kept<2>, true>,
         kv_cache_append_b32 = <Kept<4>, true>,
@@ -35,7 +36,7 @@ pub unsafe fn kv_cache_append<A: Append, const CHUNKS: bool>(p: AppendParams) {
 /// # Safety
 ///
 /// As [`positions`](cache::positions).
-#[kernel(family = kv_cache, block = [THREADS, 1, 1])]
+#[kernel(family = kv_cache, block = [THREADS, 1, 1], dependent_launch = true)]
 pub unsafe fn kv_cache_positions(p: PositionParams) {
     // SAFETY: the caller's promise.
     unsafe { cache::positions(&p) }

@@ -15,14 +15,15 @@ use warpsmith_dsl::rows::{RowElement, THREADS};
 #[kernel(
     family = linear_gradient,
     block = [THREADS, 1, 1],
+    dependent_launch = true,
     min_blocks = 2,
     shared = SHARED_BYTES,
     instances = [
         linear_gradient_f16 = <F16, 8, 1, true>,
         linear_gradient_bf16 = <Bf16, 8, 1, true>,
         linear_gradient_f32 = <f32, 4, 1, true>,
-        linear_gradient_any_f16 = <F16, 4, 4, false>,
-        linear_gradient_any_bf16 = <Bf16, 4, 4, false>,
+        linear_gradient_any_f16 = <F16, 8, 8, false>,
+        linear_gradient_any_bf16 = <Bf16, 8, 8, false>,
         linear_gradient_any_f32 = <f32, 4, 4, false>,
     ],
 )]

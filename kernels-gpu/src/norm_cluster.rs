@@ -2,10 +2,8 @@
 
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::kernel;
-use warpsmith_dsl::norm::{
-    GRADIENT_SHARED_BYTES, NORM_SHARED_BYTES, NormGradientParams, NormParams, norm_gradients, norm_rows,
-};
-use warpsmith_dsl::rows::{RowElement, THREADS};
+use warpsmith_dsl::norm::{GRADIENT_SHARED_BYTES, NormGradientParams, NormParams, norm_gradients, norm_rows};
+use warpsmith_dsl::rows::{RowElement, SHARED_BYTES, THREADS};
 
 /// Norms rows, as [`norm_rows`] says, with a cluster for each. The launch names the cluster's size.
 ///
@@ -15,15 +13,16 @@ use warpsmith_dsl::rows::{RowElement, THREADS};
 #[kernel(
     family = norm_cluster,
     block = [THREADS, 1, 1],
-    min_blocks = if VECTOR && PER == 8 { 4 } else { 3 },
-    shared = NORM_SHARED_BYTES,
+    dependent_launch = true,
+    min_blocks = if VECTOR { 4 } else { 3 },
+    shared = SHARED_BYTES,
     instances = [
-        norm_cluster_f16 = <F16, 8, 2, true>,
-        norm_cluster_bf16 = <Bf16, 8, 2, true>,
+        norm_cluster_f16 = <F16, 8, 4, true>,
+        norm_cluster_bf16 = <Bf16, 8, 4, true>,
         norm_cluster_f32 = <f32, 4, 4, true>,
-        norm_cluster_any_f16 = <F16, 4, 2, false>,
-        norm_cluster_any_bf16 = <Bf16, 4, 2, false>,
-        norm_cluster_any_f32 = <f32, 4, 2, false>,
+        norm_cluster_any_f16 = <F16, 8, 4, false>,
+        norm_cluster_any_bf16 = <Bf16, 8, 4, false>,
+        norm_cluster_any_f32 = <f32, 4, 4, false>,
     ],
 )]
 pub unsafe fn norm_cluster<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
@@ -41,14 +40,15 @@ pub unsafe fn norm_cluster<T: RowElement, const PER: usize, const CHUNKS: usize,
 #[kernel(
     family = norm_cluster,
     block = [THREADS, 1, 1],
+    dependent_launch = true,
     min_blocks = 2,
     shared = GRADIENT_SHARED_BYTES,
     instances = [
         norm_cluster_gradient_f16 = <F16, 8, 2, true>,
         norm_cluster_gradient_bf16 = <Bf16, 8, 2, true>,
         norm_cluster_gradient_f32 = <f32, 4, 2, true>,
-        norm_cluster_gradient_any_f16 = <F16, 4, 2, false>,
-        norm_cluster_gradient_any_bf16 = <Bf16, 4, 2, false>,
+        norm_cluster_gradient_any_f16 = <F16, 8, 2, false>,
+        norm_cluster_gradient_any_bf16 = <Bf16, 8, 2, false>,
         norm_cluster_gradient_any_f32 = <f32, 4, 2, false>,
     ],
 )]

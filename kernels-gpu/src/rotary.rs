@@ -15,6 +15,7 @@ use warpsmith_dsl::rows::{RowElement, THREADS};
 #[kernel(
     family = rotary,
     block = [THREADS, 1, 1],
+    dependent_launch = true,
     min_blocks = 3,
     instances = [
         rotary_f16 = <F16, 8>,

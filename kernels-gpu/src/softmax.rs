@@ -15,15 +15,16 @@ use warpsmith_dsl::softmax::{SoftmaxGradientParams, SoftmaxParams, softmax_gradi
 #[kernel(
     family = softmax,
     block = [THREADS, 1, 1],
-    min_blocks = 4,
+    dependent_launch = true,
+    min_blocks = if VECTOR { 4 } else { 3 },
     shared = SHARED_BYTES,
     instances = [
         softmax_f16 = <F16, 8, 4, true>,
         softmax_bf16 = <Bf16, 8, 4, true>,
         softmax_f32 = <f32, 4, 4, true>,
-        softmax_any_f16 = <F16, 4, 2, false>,
-        softmax_any_bf16 = <Bf16, 4, 2, false>,
-        softmax_any_f32 = <f32, 4, 2, false>,
+        softmax_any_f16 = <F16, 8, 4, false>,
+        softmax_any_bf16 = <Bf16, 8, 4, false>,
+        softmax_any_f32 = <f32, 4, 4, false>,
     ],
 )]
 pub unsafe fn softmax<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
@@ -41,14 +42,15 @@ pub unsafe fn softmax<T: RowElement, const PER: usize, const CHUNKS: usize, cons
 #[kernel(
     family = softmax,
     block = [THREADS, 1, 1],
+    dependent_launch = true,
     min_blocks = 4,
     shared = SHARED_BYTES,
     instances = [
         softmax_gradient_f16 = <F16, 8, 2, true>,
         softmax_gradient_bf16 = <Bf16, 8, 2, true>,
         softmax_gradient_f32 = <f32, 4, 2, true>,
-        softmax_gradient_any_f16 = <F16, 4, 2, false>,
-        softmax_gradient_any_bf16 = <Bf16, 4, 2, false>,
+        softmax_gradient_any_f16 = <F16, 8, 2, false>,
+        softmax_gradient_any_bf16 = <Bf16, 8, 2, false>,
         softmax_gradient_any_f32 = <f32, 4, 2, false>,
     ],
 )]

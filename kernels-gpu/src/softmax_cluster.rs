@@ -13,15 +13,16 @@ use warpsmith_dsl::softmax::{SoftmaxGradientParams, SoftmaxParams, softmax_gradi
 #[kernel(
     family = softmax_cluster,
     block = [THREADS, 1, 1],
-    min_blocks = 4,
+    dependent_launch = true,
+    min_blocks = if VECTOR { 4 } else { 3 },
     shared = SHARED_BYTES,
     instances = [
         softmax_cluster_f16 = <F16, 8, 4, true>,
         softmax_cluster_bf16 = <Bf16, 8, 4, true>,
         softmax_cluster_f32 = <f32, 4, 4, true>,
-        softmax_cluster_any_f16 = <F16, 4, 2, false>,
-        softmax_cluster_any_bf16 = <Bf16, 4, 2, false>,
-        softmax_cluster_any_f32 = <f32, 4, 2, false>,
+        softmax_cluster_any_f16 = <F16, 8, 4, false>,
+        softmax_cluster_any_bf16 = <Bf16, 8, 4, false>,
+        softmax_cluster_any_f32 = <f32, 4, 4, false>,
     ],
 )]
 pub unsafe fn softmax_cluster<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
@@ -39,14 +40,15 @@ pub unsafe fn softmax_cluster<T: RowElement, const PER: usize, const CHUNKS: usi
 #[kernel(
     family = softmax_cluster,
     block = [THREADS, 1, 1],
+    dependent_launch = true,
     min_blocks = 4,
     shared = SHARED_BYTES,
     instances = [
         softmax_cluster_gradient_f16 = <F16, 8, 2, true>,
         softmax_cluster_gradient_bf16 = <Bf16, 8, 2, true>,
         softmax_cluster_gradient_f32 = <f32, 4, 2, true>,
-        softmax_cluster_gradient_any_f16 = <F16, 4, 2, false>,
-        softmax_cluster_gradient_any_bf16 = <Bf16, 4, 2, false>,
+        softmax_cluster_gradient_any_f16 = <F16, 8, 2, false>,
+        softmax_cluster_gradient_any_bf16 = <Bf16, 8, 2, false>,
         softmax_cluster_gradient_any_f32 = <f32, 4, 2, false>,
     ],
 )]

@@ -37,6 +37,8 @@ impl Arch {
     pub const SM_75: Self = Self { major: 7, minor: 5, specific: false };
     /// Ampere (A100) and everything later.
     pub const SM_80: Self = Self { major: 8, minor: 0, specific: false };
+    /// Hopper and everything later: clusters, and launches that begin before those that they depend on have ended.
+    pub const SM_90: Self = Self { major: 9, minor: 0, specific: false };
     /// Hopper (H100, H200) with `wgmma`, TMA and clusters; no other architecture.
     pub const SM_90A: Self = Self { major: 9, minor: 0, specific: true };
 

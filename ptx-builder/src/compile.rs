@@ -89,6 +89,9 @@ impl Compilation<'_> {
         command.args(["--", "--emit=asm"]).args(codegen_flags(self.arch, self.ptx_version));
         // What a file of kernels for several architectures has for one of them only.
         command.arg("--cfg").arg(format!("warpsmith_arch=\"{}\"", self.arch));
+        if self.arch >= Arch::SM_90 {
+            command.arg("--cfg").arg("warpsmith_dependent_launches");
+        }
         // A compilation of other sources is another one to Cargo, whatever it makes of the files.
         command.arg(format!("-Cmetadata={}", self.sources));
         command.env("RUSTC_BOOTSTRAP", "1").env("RUSTC", &self.toolchain.rustc);

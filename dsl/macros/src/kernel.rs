@@ -36,6 +36,8 @@ struct Attribute {
     cluster: Option<[Expr; 3]>,
     min_blocks: Expr,
     shared: Expr,
+    /// Whether it begins before launches before it have ended, and waits for them.
+    dependent_launch: bool,
     /// The fingerprint of what the function was made of, if another attribute has made it.
     source: Option<u64>,
     instances: Option<Vec<Instance>>,
@@ -44,7 +46,7 @@ struct Attribute {
 impl Parse for Attribute {
     fn parse(input: ParseStream) -> Result<Self> {
         let (mut family, mut block, mut cluster, mut instances) = (None, None, None, None);
-        let mut source = None;
+        let (mut source, mut dependent_launch) = (None, false);
         let (mut min_blocks, mut shared): (Expr, Expr) = (syn::parse_quote!(1), syn::parse_quote!(0));
         while !input.is_empty() {
             let key: Ident = input.parse()?;
@@ -55,6 +57,7 @@ impl Parse for Attribute {
                 "cluster" => cluster = Some(extents(input, "`cluster` takes the number of blocks")?),
                 "min_blocks" => min_blocks = input.parse()?,
                 "shared" => shared = input.parse()?,
+                "dependent_launch" => dependent_launch = input.parse::<syn::LitBool>()?.value,
                 "source" => source = Some(input.parse::<syn::LitInt>()?.base10_parse()?),
                 "instances" => {
                     let content;
@@ -65,7 +68,7 @@ impl Parse for Attribute {
                 _ => {
                     return Err(Error::new(
                         key.span(),
-                        "expected `family`, `block`, `cluster`, `min_blocks`, `shared` or `instances`",
+                        "expected `family`, `block`, `cluster`, `min_blocks`, `shared`, `dependent_launch` or `instances`",
                     ));
                 }
             }
@@ -80,6 +83,7 @@ impl Parse for Attribute {
             cluster,
             min_blocks,
             shared,
+            dependent_launch,
             source,
             instances,
         })
@@ -219,6 +223,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
         cluster,
         min_blocks,
         shared,
+        dependent_launch,
         source: of_other,
         instances: listed,
     } = syn::parse2(attribute)?;
@@ -300,6 +305,15 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
         let references: TokenStream =
             references.map(|(index, parameter)| in_place(parameter, index, &name_text)).collect();
         let parameter_names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let wait = dependent_launch.then(|| {
+            quote! {
+                #[allow(unexpected_cfgs)]
+                {
+                    #[cfg(warpsmith_dependent_launches)]
+                    ::warpsmith_dsl::grid::wait_before_next_launch();
+                }
+            }
+        });
         expanded.extend(quote! {
             #[cfg(target_arch = "nvptx64")]
             #(#attributes)*
@@ -325,6 +339,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
                             options(nomem, nostack, preserves_flags),
                         );
                         #cluster_directives
+                        #wait
                         #references
                         #kernel::<#(#arguments),*>(#token #(#names),*)
                     }

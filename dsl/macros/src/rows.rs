@@ -32,14 +32,12 @@ fn kernels(function: &Ident, Types { name, input, output }: &Types, source: u64)
         let (kernel, entry) = (format_ident!("{variant}"), format_ident!("{name}_{variant}"));
         // No GPU before has clusters.
         let condition = is_cluster.then(|| quote!(#[cfg(warpsmith_arch = "sm_90a")]));
-        let shares = match is_vector {
-            true => quote!({ rows::per_chunk::<#input>() }, { rows::chunks_of::<#input>() }),
-            false => quote!({ rows::PER_ANY }, { rows::CHUNKS_ANY }),
-        };
+        let shares = quote!({ rows::per_chunk::<#input>() }, { rows::chunks_of::<#input>() });
         quote! {
             #[::warpsmith_dsl::kernel(
                 source = #source,
                 block = [rows::THREADS, 1, 1],
+                dependent_launch = true,
                 min_blocks = 2,
                 shared = rows::SHARED_BYTES,
                 instances = [

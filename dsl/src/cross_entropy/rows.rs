@@ -66,7 +66,7 @@ impl<T> Copy for CrossEntropyParams<T> {}
 // SAFETY: two fields of 24 bytes, six of eight, twelve of four: no padding.
 unsafe impl<T: 'static> KernelParam for CrossEntropyParams<T> {}
 
-/// The loss of each row, its gradient and the logarithm of its sum. The grid has blocks, or clusters of them, for as many rows as it likes.
+/// The loss of each row, its gradient and the logarithm of its sum. The grid has blocks, or clusters of them, for all rows: a team has one.
 ///
 /// A row whose label is ignored has loss 0 and gradient 0. One whose label is no column has NaN for both.
 ///
@@ -88,15 +88,11 @@ pub unsafe fn cross_entropy_rows<
     // SAFETY: the caller's promise.
     let mut team = unsafe { Team::<CLUSTER>::new(p.threads) };
     let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
-    let mut base = team.first;
-    while base < p.rows {
-        let row = base + team.index;
-        // SAFETY: the row is one of p's, or no column of it is touched.
-        unsafe {
-            cross_entropy_row::<T, PER, CHUNKS, VECTOR, CLUSTER>(p, &mut team, all.only_if(row < p.rows), row)
-        };
-        base += team.step;
-    }
+    let row = team.row();
+    // SAFETY: the row is one of p's, or no column of it is touched.
+    unsafe {
+        cross_entropy_row::<T, PER, CHUNKS, VECTOR, CLUSTER>(p, &mut team, all.only_if(row < p.rows), row)
+    };
 }
 
 /// Logits of a round, −∞ where there is no column.

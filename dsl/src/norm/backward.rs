@@ -114,15 +114,21 @@ unsafe fn rows_at_once<
     let mut base = team.first;
     // SAFETY: the caller's promise; the rows are p's, or no column of them is touched.
     unsafe {
-        // A row is on its way while the one before is computed.
-        load_both(p, of_row(base + team.index), base + team.index, &mut next);
+        // A row is on its way while the one before is computed. Not one element by element, which would take a register for each.
+        if VECTOR {
+            load_both(p, of_row(base + team.index), base + team.index, &mut next);
+        }
         let mut statistics = statistics_of(p, base + team.index);
         Staged::read::<T, 1, PER, CHUNKS, VECTOR, CLUSTER>(&team, all, [(&p.weight, weight)]);
         thread::sync_threads();
         while base < p.rows {
             let row = base + team.index;
-            let words = next;
-            load_both(p, of_row(row + team.step), row + team.step, &mut next);
+            let mut words = next;
+            if VECTOR {
+                load_both(p, of_row(row + team.step), row + team.step, &mut next);
+            } else {
+                load_both(p, of_row(row), row, &mut words);
+            }
             // Where there is no column, the gradient of the result is zero, and so is all that is added.
             let mut sums = [[0.0; 2]; 2];
             each_chunk!(c of CHUNKS => {

@@ -4,9 +4,8 @@
 #![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
 
 use crate::launch::{Global, GlobalMut, KernelParam};
-use crate::rows::{AnyRows, Columns, RowElement, SHARED_BYTES, Staged, Team, each_chunk};
-use crate::shared::SharedAddress;
-use crate::{math, ptx, thread};
+use crate::rows::{AnyRows, Columns, RowElement, Team, each_chunk, hidden};
+use crate::{math, ptx};
 
 /// What is normed, and where results go. `T` is the type of the rows that are normed: those of x, or, with a residual, of its sum with x.
 #[repr(C)]
@@ -15,7 +14,7 @@ pub struct NormParams<T> {
     pub x: AnyRows,
     /// What columns of normed rows are multiplied with; ones if there is none.
     pub weight: AnyRows,
-    /// What is added to them then.
+    /// What is added to them then; without an offset.
     pub bias: AnyRows,
     /// Where results go; nowhere if it is not there.
     pub y: AnyRows,
@@ -60,18 +59,13 @@ impl<T> Copy for NormParams<T> {}
 // SAFETY: four operands of 24 bytes, six fields of eight, eight of four: no padding.
 unsafe impl<T: 'static> KernelParam for NormParams<T> {}
 
-/// Bytes of the weights and of the biases of a block's columns.
-const VECTOR_BYTES: u32 = Staged::bytes(16);
-/// Shared memory of a block, in bytes.
-pub const NORM_SHARED_BYTES: u32 = SHARED_BYTES + 2 * VECTOR_BYTES;
-
-/// Norms rows. The grid has blocks, or clusters of them, for as many rows as it likes.
+/// Norms rows. The grid has blocks, or clusters of them, for all rows: a team has one.
 ///
 /// # Safety
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`. What is written overlaps nothing else, but the sum may be x or the residual, and y what
 /// else is of its type, each if their rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS); all threads of a row have all
-/// of its chunks in `p.rounds` rounds; `PER · CHUNKS` is at most 16.
+/// of its chunks in `p.rounds` rounds.
 #[inline(always)]
 pub unsafe fn norm_rows<
     T: RowElement,
@@ -163,115 +157,153 @@ unsafe fn rows_at_once<
         let (first, stride) = if residual == 0 { (x, strides[0]) } else { (residual, strides[1]) };
         first + row as u64 * stride * T::BYTES as u64
     };
-    let (is_centered, has_bias) = (p.is_centered != 0, p.bias.is_there());
+    let is_centered = p.is_centered != 0;
     let of_row = |row: u32| all.only_if(row < p.rows);
-    let vectors = SharedAddress::dynamic().offset(SHARED_BYTES);
+    // What is left when the mean is taken off takes its place. A cluster's blocks take off other numbers than that.
+    let is_kept_apart = VECTOR && !CLUSTER;
     // SAFETY: the caller's promise; the rows are p's, or no column of them is touched.
     unsafe {
-        // A row is on its way while the one before is computed.
-        let mut next = [[0; 4]; CHUNKS];
-        let first = team.first + team.index;
-        of_row(first).load_all::<T, CHUNKS>(source(first), 0, &mut next);
-        let weight = Staged::at(&team, vectors);
-        let bias = Staged::at(&team, vectors.offset(VECTOR_BYTES));
-        if has_bias {
-            let both = [(&p.weight, weight), (&p.bias, bias)];
-            Staged::read::<T, 2, PER, CHUNKS, VECTOR, CLUSTER>(&team, all, both);
-        } else {
-            Staged::read::<T, 1, PER, CHUNKS, VECTOR, CLUSTER>(&team, all, [(&p.weight, weight)]);
+        let row = team.row();
+        let mine = of_row(row);
+        let mut words = [[0; 4]; CHUNKS];
+        mine.load_all::<T, CHUNKS>(source(row), 0, &mut words);
+        if is_sum {
+            add_residual::<T, PER, CHUNKS, VECTOR>(p, mine, row, &mut words);
         }
-        thread::sync_threads();
-        let mut count = 0.0;
-        if CLUSTER {
-            count = team.block_sum(all.count::<CHUNKS>());
-        }
-        // The first of the block's rows: all of its threads go on as long as there is one.
-        let mut base = team.first;
-        while base < p.rows {
-            let row = base + team.index;
-            let mine = of_row(row);
-            let mut words = next;
-            of_row(row + team.step).load_all::<T, CHUNKS>(source(row + team.step), 0, &mut next);
-            if is_sum {
-                add_residual::<T, PER, CHUNKS, VECTOR>(p, mine, row, &mut words);
-            }
-            // Two chains: each addition waits for the one before.
-            let mut totals = [0.0; 2];
-            let mut values = [[0.0; PER]; CHUNKS];
-            each_chunk!(c of CHUNKS => {
-                if mine.reaches(c as u32) {
-                    // Where there is no column, there is a zero.
-                    values[c] = T::unpack(words[c]);
-                    if is_centered {
-                        for j in 0..PER {
-                            totals[j % 2] += values[c][j];
-                        }
-                    } else {
-                        for j in 0..PER {
-                            totals[j % 2] = ptx::fma(values[c][j], values[c][j], totals[j % 2]);
-                        }
+        // Two chains: each addition waits for the one before.
+        let mut totals = [0.0; 2];
+        let mut kept = [[0.0; PER]; CHUNKS];
+        each_chunk!(c of CHUNKS => {
+            if mine.reaches(c as u32) {
+                // Where there is no column, there is a zero.
+                let values: [f32; PER] = T::unpack(words[c]);
+                if is_centered {
+                    for j in 0..PER {
+                        totals[j % 2] += values[j];
+                    }
+                } else {
+                    for j in 0..PER {
+                        totals[j % 2] = ptx::fma(values[j], values[j], totals[j % 2]);
                     }
                 }
-            });
-            let total = totals[0] + totals[1];
-            let statistics = if is_centered {
-                let differences = |mean: f32| {
-                    let mut sums = [[0.0; 2]; 2];
-                    each_chunk!(c of CHUNKS => {
-                        let chunk = c as u32;
-                        if mine.reaches(chunk) {
-                            let mean = mine.where_chunk(chunk, mean);
-                            for j in 0..PER {
-                                let is_there = VECTOR || mine.has(chunk, j);
-                                let difference = if is_there { values[c][j] - mean } else { 0.0 };
-                                sums[0][j % 2] += difference;
-                                sums[1][j % 2] = ptx::fma(difference, difference, sums[1][j % 2]);
-                            }
-                        }
-                    });
-                    sums.map(|[even, odd]| even + odd)
-                };
-                let (mean, sums) = team.moments(total, differences, p.inverse, count);
-                Statistics::of_differences(p, mean, sums)
-            } else {
-                let [total] = team.sum([total]);
-                Statistics::of_squares(p, total)
-            };
-            if team.rank == 0 && row < p.rows {
-                statistics.store(p, row);
+                kept[c] = values;
             }
-            if p.y.is_there() {
-                let to = p.y.row(row);
+        });
+        // Elements that come one by one take registers, so that there are too few for numbers, too.
+        let numbers = |c: usize, kept: &[[f32; PER]; CHUNKS]| -> [f32; PER] {
+            if VECTOR { kept[c] } else { T::unpack(hidden(words[c])) }
+        };
+        let total = totals[0] + totals[1];
+        let statistics = if is_centered {
+            let differences = |mean: f32| {
+                let mut sums = [[0.0; 2]; 2];
                 each_chunk!(c of CHUNKS => {
                     let chunk = c as u32;
                     if mine.reaches(chunk) {
-                        let mut values = values[c];
-                        let mut factors: [f32; PER] = weight.chunk(chunk);
+                        let apart = without::<PER, VECTOR>(mine, chunk, numbers(c, &kept), mean);
                         for j in 0..PER {
-                            factors[j] *= statistics.deviation;
+                            sums[0][j % 2] += apart[j];
+                            sums[1][j % 2] = ptx::fma(apart[j], apart[j], sums[1][j % 2]);
                         }
+                        if is_kept_apart {
+                            kept[c] = apart;
+                        }
+                    }
+                });
+                sums.map(|[even, odd]| even + odd)
+            };
+            let count = if CLUSTER { all.count_of_block(CHUNKS as u32) } else { 0.0 };
+            let (mean, sums) = team.moments(total, differences, p.inverse, count);
+            Statistics::of_differences(p, mean, sums)
+        } else {
+            let [total] = team.sum([total]);
+            Statistics::of_squares(p, total)
+        };
+        let row = team.row();
+        if team.rank == 0 && row < p.rows {
+            statistics.store(p, row);
+        }
+        if p.y.is_there() {
+            let mine = of_row(row);
+            let (to, deviation) = (p.y.row(row), statistics.deviation);
+            // The normed number is d · deviation + shift, for d without the mean; of an RMS norm there is nothing to shift.
+            let shift = -(statistics.rest * deviation);
+            // As most often: no branch for a chunk then.
+            let is_own = |of: &AnyRows| of.is_there() && of.kind == T::KIND && of.offset == 0.0;
+            let is_plain = is_own(&p.weight)
+                && p.y.kind == T::KIND
+                && if is_centered { is_own(&p.bias) } else { !p.bias.is_there() };
+            let normed = |c: usize, kept: &[[f32; PER]; CHUNKS]| {
+                let mut values = numbers(c, kept);
+                if is_centered && !is_kept_apart {
+                    for j in 0..PER {
+                        values[j] -= statistics.mean;
+                    }
+                }
+                for j in 0..PER {
+                    values[j] = ptx::fma(values[j], deviation, shift);
+                }
+                values
+            };
+            if is_plain {
+                each_chunk!(c of CHUNKS => {
+                    if mine.reaches(c as u32) {
+                        let weight = mine.load_words::<T>(p.weight.base, c as u32);
+                        let mut terms = [[0; 4]; 1];
                         if is_centered {
+                            terms[0] = mine.load_words::<T>(p.bias.base, c as u32);
+                        }
+                        let mut values = normed(c, &kept);
+                        let (weight, terms): ([f32; PER], [f32; PER]) = (T::unpack(weight), T::unpack(terms[0]));
+                        for j in 0..PER {
+                            values[j] = ptx::fma(values[j], weight[j], terms[j]);
+                        }
+                        mine.store_words::<T>(to, c as u32, T::pack(values));
+                    }
+                });
+            } else {
+                each_chunk!(c of CHUNKS => {
+                    if mine.reaches(c as u32) {
+                        let mut values = normed(c, &kept);
+                        if p.weight.is_there() {
+                            let weight = mine.load(&p.weight, 0, c as u32);
                             for j in 0..PER {
-                                values[j] = values[j] - statistics.mean - statistics.rest;
+                                values[j] *= weight[j];
                             }
                         }
-                        if has_bias {
-                            let bias: [f32; PER] = bias.chunk(chunk);
+                        if p.bias.is_there() {
+                            let bias = mine.load(&p.bias, 0, c as u32);
                             for j in 0..PER {
-                                values[j] = ptx::fma(values[j], factors[j], bias[j]);
-                            }
-                        } else {
-                            for j in 0..PER {
-                                values[j] *= factors[j];
+                                values[j] += bias[j];
                             }
                         }
-                        mine.store_as(p.y.kind, to, chunk, values);
+                        mine.store_as(p.y.kind, to, c as u32, values);
                     }
                 });
             }
-            base += team.step;
         }
     }
+}
+
+/// The numbers of a chunk less another number; zeros where there is no column.
+#[inline(always)]
+fn without<const PER: usize, const VECTOR: bool>(
+    mine: Columns<PER, VECTOR>,
+    chunk: u32,
+    mut values: [f32; PER],
+    number: f32,
+) -> [f32; PER] {
+    if VECTOR || mine.is_full(chunk) {
+        let number = mine.where_chunk(chunk, number);
+        for j in 0..PER {
+            values[j] -= number;
+        }
+        return values;
+    }
+    for j in 0..PER {
+        values[j] -= if mine.has(chunk, j) { number } else { 0.0 };
+    }
+    values
 }
 
 /// Adds x to chunks of the residual, and stores the sums.
@@ -290,26 +322,19 @@ unsafe fn add_residual<T: RowElement, const PER: usize, const CHUNKS: usize, con
     // SAFETY: the caller's promise.
     unsafe {
         if p.x.kind == T::KIND {
-            // Two at a time: there is no room for more.
-            each_chunk!(pair of CHUNKS / 2 => {
-                let first = 2 * pair;
-                let others = [
-                    mine.load_words::<T>(p.x.row(row), first as u32),
-                    mine.load_words::<T>(p.x.row(row), first as u32 + 1),
-                ];
-                for c in 0..2 {
-                    let (mut values, others): ([f32; PER], [f32; PER]) =
-                        (T::unpack(words[first + c]), T::unpack(others[c]));
-                    for j in 0..PER {
-                        values[j] += others[j];
-                    }
-                    words[first + c] = T::pack(values);
+            // One at a time: there is no room for more.
+            each_chunk!(c of CHUNKS => {
+                let mut values: [f32; PER] = T::unpack(hidden(words[c]));
+                let others: [f32; PER] = T::unpack(mine.load_words::<T>(p.x.row(row), c as u32));
+                for j in 0..PER {
+                    values[j] += others[j];
                 }
+                words[c] = T::pack(values);
             });
         } else {
             each_chunk!(c of CHUNKS => {
                 let mut values = mine.load(&p.x, row, c as u32);
-                let others: [f32; PER] = T::unpack(words[c]);
+                let others: [f32; PER] = T::unpack(hidden(words[c]));
                 for j in 0..PER {
                     values[j] += others[j];
                 }
@@ -341,83 +366,76 @@ unsafe fn rows_in_rounds<
 ) {
     let is_sum = !p.residual.is_null();
     let chunks = p.rounds * CHUNKS as u32;
-    let mut row = team.first + team.index;
-    let mut count = 0.0;
-    if CLUSTER {
-        for chunk in 0..chunks {
-            count += all.count_of(chunk);
-        }
-        // SAFETY: all threads of the block come here.
-        count = unsafe { team.block_sum(count) };
+    let row = team.row();
+    if row >= p.rows {
+        return;
     }
+    let count = if CLUSTER { all.count_of_block(chunks) } else { 0.0 };
     // SAFETY: the caller's promise; a thread reads what it has written itself.
     unsafe {
-        while row < p.rows {
-            let residual = p.residual.offset(row as u64 * p.residual_stride).address();
-            let sum = p.sum.offset(row as u64 * p.sum_stride).address();
-            let source = if is_sum { sum } else { p.x.row(row) };
-            let mut total = 0.0;
-            for chunk in 0..chunks {
-                let mut words = all.load_words::<T>(if is_sum { residual } else { source }, chunk);
-                if is_sum {
-                    let mut values = all.load(&p.x, row, chunk);
-                    let others: [f32; PER] = T::unpack(words);
-                    for j in 0..PER {
-                        values[j] += others[j];
-                    }
-                    words = T::pack(values);
-                    all.store_words::<T>(sum, chunk, words);
-                }
-                let values: [f32; PER] = T::unpack(words);
+        let residual = p.residual.offset(row as u64 * p.residual_stride).address();
+        let sum = p.sum.offset(row as u64 * p.sum_stride).address();
+        let source = if is_sum { sum } else { p.x.row(row) };
+        let mut total = 0.0;
+        for chunk in 0..chunks {
+            let mut words = all.load_words::<T>(if is_sum { residual } else { source }, chunk);
+            if is_sum {
+                let mut values = all.load(&p.x, row, chunk);
+                let others: [f32; PER] = T::unpack(words);
                 for j in 0..PER {
-                    // Where there is no column there may be an offset.
-                    let value = if all.has(chunk, j) { values[j] } else { 0.0 };
-                    total = if p.is_centered == 0 { ptx::fma(value, value, total) } else { total + value };
+                    values[j] += others[j];
                 }
+                words = T::pack(values);
+                all.store_words::<T>(sum, chunk, words);
             }
-            let statistics = if p.is_centered == 0 {
-                let [total] = team.sum([total]);
-                Statistics::of_squares(p, total)
-            } else {
-                let differences = |mean: f32| {
-                    let mut sums = [0.0; 2];
-                    for chunk in 0..chunks {
-                        let values: [f32; PER] = T::unpack(all.load_words::<T>(source, chunk));
-                        for j in 0..PER {
-                            let difference = if all.has(chunk, j) { values[j] - mean } else { 0.0 };
-                            sums[0] += difference;
-                            sums[1] = ptx::fma(difference, difference, sums[1]);
-                        }
+            let values: [f32; PER] = T::unpack(words);
+            for j in 0..PER {
+                // Where there is no column there may be an offset.
+                let value = if all.has(chunk, j) { values[j] } else { 0.0 };
+                total = if p.is_centered == 0 { ptx::fma(value, value, total) } else { total + value };
+            }
+        }
+        let statistics = if p.is_centered == 0 {
+            let [total] = team.sum([total]);
+            Statistics::of_squares(p, total)
+        } else {
+            let differences = |mean: f32| {
+                let mut sums = [0.0; 2];
+                for chunk in 0..chunks {
+                    let values: [f32; PER] = T::unpack(all.load_words::<T>(source, chunk));
+                    for j in 0..PER {
+                        let difference = if all.has(chunk, j) { values[j] - mean } else { 0.0 };
+                        sums[0] += difference;
+                        sums[1] = ptx::fma(difference, difference, sums[1]);
                     }
-                    sums
-                };
-                let (mean, sums) = team.moments(total, differences, p.inverse, count);
-                Statistics::of_differences(p, mean, sums)
+                }
+                sums
             };
-            if team.rank == 0 {
-                statistics.store(p, row);
+            let (mean, sums) = team.moments(total, differences, p.inverse, count);
+            Statistics::of_differences(p, mean, sums)
+        };
+        if team.rank == 0 {
+            statistics.store(p, row);
+        }
+        let chunks = if p.y.is_there() { chunks } else { 0 };
+        for chunk in 0..chunks {
+            let mut values: [f32; PER] = T::unpack(all.load_words::<T>(source, chunk));
+            for j in 0..PER {
+                values[j] = (values[j] - statistics.mean - statistics.rest) * statistics.deviation;
             }
-            let chunks = if p.y.is_there() { chunks } else { 0 };
-            for chunk in 0..chunks {
-                let mut values: [f32; PER] = T::unpack(all.load_words::<T>(source, chunk));
+            if p.weight.is_there() {
+                let weight = all.load(&p.weight, 0, chunk);
                 for j in 0..PER {
-                    values[j] = (values[j] - statistics.mean - statistics.rest) * statistics.deviation;
+                    values[j] *= weight[j];
                 }
-                if p.weight.is_there() {
-                    let weight = all.load(&p.weight, 0, chunk);
-                    for j in 0..PER {
-                        values[j] *= weight[j];
-                    }
-                }
-                if p.bias.is_there() {
-                    let bias = all.load(&p.bias, 0, chunk);
-                    for j in 0..PER {
-                        values[j] += bias[j];
-                    }
-                }
-                all.store_as(p.y.kind, p.y.row(row), chunk, values);
             }
-            row += team.step;
+            if p.bias.is_there() {
+                let bias = all.load(&p.bias, 0, chunk);
+                for j in 0..PER {
+                    values[j] += bias[j];
+                }
+            }
+            all.store_as(p.y.kind, p.y.row(row), chunk, values);
         }
     }
 }

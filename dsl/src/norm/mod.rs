@@ -10,4 +10,4 @@ mod backward;
 mod forward;
 
 pub use backward::{GRADIENT_SHARED_BYTES, NormGradientParams, norm_gradients};
-pub use forward::{NORM_SHARED_BYTES, NormParams, norm_rows};
+pub use forward::{NormParams, norm_rows};

@@ -196,6 +196,18 @@ pub fn opaque(value: u32) -> u32 {
     result
 }
 
+/// Two halves as a word: `mov.b32` of a pair. Shifts would take an instruction more, for bits that are not there.
+#[inline(always)]
+#[must_use]
+pub fn word_of(low: u16, high: u16) -> u32 {
+    let word: u32;
+    // SAFETY: a copy between registers.
+    unsafe {
+        instruction!("mov.b32 {0}, {{{1}, {2}}};", out(reg32) word, in(reg16) low, in(reg16) high, options(pure, nomem, nostack))
+    };
+    word
+}
+
 /// Has the assembler keep the loop of which a round begins here, rather than unroll it.
 #[inline(always)]
 pub fn keep_loop() {

@@ -230,6 +230,26 @@ load_if!(
     ld_global_nc_f32_if, "ld.global.nc.f32", "mov.b32 {0}, 0", reg32, f32
 );
 
+/// `@condition ld.global.b16`: two bytes in order if `condition` holds, else those of one's own.
+///
+/// # Safety
+///
+/// As the module says, if `condition` holds.
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_global_b16_in_order_or(address: u64, condition: bool, otherwise: u16) -> u16 {
+    let value: u16;
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "{{ .reg .pred holds; setp.ne.u32 holds, {2}, 0; mov.b16 {0}, {3}; @holds ld.global.b16 {0}, [{1}]; }}",
+            out(reg16) value, in(reg64) address, in(reg32) u32::from(condition), in(reg16) otherwise,
+            options(nostack)
+        )
+    };
+    value
+}
+
 load_if!(
     /// `@condition ld.global.b16`: as [`ld_global_b16_if`], of memory that this thread may have written before: it stays where it is among loads and stores.
     ld_global_b16_in_order_if, "ld.global.b16", "mov.b16 {0}, 0", reg16, u16, [nostack]

@@ -1,6 +1,16 @@
 //! Special registers: where a thread is in its block and its grid.
 
 special_register!(tid_x, "%tid.x", "thread index within the block, along x");
+/// [`tid_x`], read anew: the compiler would keep it in a register.
+#[inline(always)]
+#[must_use]
+pub fn tid_x_anew() -> u32 {
+    let value;
+    // SAFETY: it reads a special register.
+    unsafe { instruction!("mov.u32 {0}, %tid.x;", out(reg32) value, options(nomem, nostack)) };
+    value
+}
+
 special_register!(tid_y, "%tid.y", "thread index within the block, along y");
 special_register!(tid_z, "%tid.z", "thread index within the block, along z");
 special_register!(ntid_x, "%ntid.x", "number of threads in the block, along x");

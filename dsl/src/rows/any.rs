@@ -3,68 +3,104 @@
 // Registers are indexed by constants: an iterator over several arrays at once might put them in memory.
 #![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
 
-use crate::float::{Bf16, F16, HalfElement};
+use crate::float::{Bf16, Element, F16, HalfElement};
 use crate::ptx;
 use crate::rows::{AnyRows, Columns, Kind};
 
 impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
-    /// The chunks from `first` on of row `row` of an operand, for [`unpack_any`]: zeros where there is no column.
+    /// A chunk of row `row` of an operand, for [`unpack_any`]: zeros where there is no column. Nothing waits for it.
     ///
     /// # Safety
     ///
     /// As [`load_words`](Self::load_words).
     #[inline(always)]
     #[must_use]
-    pub unsafe fn load_any<const CHUNKS: usize>(
-        &self,
-        of: &AnyRows,
-        row: u32,
-        first: u32,
-    ) -> [[u32; PER]; CHUNKS] {
-        let (at, mut chunks) = (of.row(row), [[0; PER]; CHUNKS]);
-        // One branch for all chunks, in which nothing waits.
+    pub unsafe fn load_any(&self, of: &AnyRows, row: u32, chunk: u32) -> [u32; PER] {
+        let (at, mut words) = (of.row(row), [0; PER]);
         if of.kind == Kind::F32 {
-            for c in 0..CHUNKS {
-                for j in 0..PER {
-                    let chunk = first + c as u32;
-                    let (place, is_there) = (at + self.column(chunk, j) as u64 * 4, self.has(chunk, j));
-                    if VECTOR && j % 4 == 0 {
-                        // SAFETY: the caller's promise.
-                        let four = unsafe { ptx::ld_global_v4_b32_if(place, is_there) };
-                        for i in 0..4 {
-                            chunks[c][j + i] = four[i];
-                        }
-                    } else if !VECTOR {
-                        // SAFETY: as above.
-                        chunks[c][j] = unsafe { ptx::ld_global_f32_if(place, is_there) }.to_bits();
-                    }
-                }
-            }
-            return chunks;
-        }
-        for c in 0..CHUNKS {
             for j in 0..PER {
-                let chunk = first + c as u32;
-                let (place, is_there) = (at + self.column(chunk, j) as u64 * 2, self.has(chunk, j));
-                if VECTOR && PER == 4 && j == 0 {
+                let (place, is_there) = (self.at(at, 4, chunk, j), self.has(chunk, j));
+                if VECTOR && j % 4 == 0 {
                     // SAFETY: the caller's promise.
-                    let two = unsafe { ptx::ld_global_v2_b32_if(place, is_there) };
-                    for i in 0..2 {
-                        chunks[c][i] = two[i];
-                    }
-                } else if VECTOR && j == 0 {
-                    // SAFETY: as above.
                     let four = unsafe { ptx::ld_global_v4_b32_if(place, is_there) };
                     for i in 0..4 {
-                        chunks[c][i] = four[i];
+                        words[j + i] = four[i];
                     }
                 } else if !VECTOR {
                     // SAFETY: as above.
-                    chunks[c][j] = unsafe { ptx::ld_global_b16_if(place, is_there) } as u32;
+                    words[j] = unsafe { ptx::ld_global_f32_if(place, is_there) }.to_bits();
+                }
+            }
+            return words;
+        }
+        for j in 0..PER {
+            let (place, is_there) = (self.at(at, 2, chunk, j), self.has(chunk, j));
+            if VECTOR && PER == 4 && j == 0 {
+                // SAFETY: the caller's promise.
+                let two = unsafe { ptx::ld_global_v2_b32_if(place, is_there) };
+                for i in 0..2 {
+                    words[i] = two[i];
+                }
+            } else if VECTOR && j == 0 {
+                // SAFETY: as above.
+                let four = unsafe { ptx::ld_global_v4_b32_if(place, is_there) };
+                for i in 0..4 {
+                    words[i] = four[i];
+                }
+            } else if !VECTOR {
+                // SAFETY: as above.
+                words[j] = unsafe { ptx::ld_global_b16_if(place, is_there) } as u32;
+            }
+        }
+        words
+    }
+
+    /// Whether the row has all neighbours of this thread's chunk `chunk`, if it has the first.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_whole(&self, chunk: u32) -> bool {
+        self.column(chunk, 0) + PER as u32 <= self.columns
+    }
+
+    /// A chunk of neighbours in a row of a type at `row`, of which some are missing: zeros in their place.
+    ///
+    /// # Safety
+    ///
+    /// As [`load_words`](Self::load_words).
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn load_cut(&self, kind: Kind, row: u64, chunk: u32) -> [f32; PER] {
+        let (first, mut values) = (self.column(chunk, 0), [0.0; PER]);
+        for j in 0..PER {
+            let column = first + j as u32;
+            let (at, is_there) = (row + column as u64 * kind.bytes() as u64, column < self.columns);
+            // SAFETY: the caller's promise.
+            unsafe {
+                if kind == Kind::F32 {
+                    values[j] = ptx::ld_global_f32_if(at, is_there);
+                } else {
+                    let bits = ptx::ld_global_b16_if(at, is_there);
+                    values[j] = if kind == Kind::F16 { F16(bits).to_f32() } else { Bf16(bits).to_f32() };
                 }
             }
         }
-        chunks
+        values
+    }
+
+    /// Rounds numbers to the type of an operand, and stores those that there are of a chunk of neighbours in its row `row`.
+    ///
+    /// # Safety
+    ///
+    /// As [`store_words`](Self::store_words).
+    #[inline(always)]
+    pub unsafe fn store_cut(&self, to: &AnyRows, row: u32, chunk: u32, values: [f32; PER]) {
+        let first = self.column(chunk, 0);
+        for j in 0..PER {
+            if first + (j as u32) < self.columns {
+                // SAFETY: the caller's promise.
+                unsafe { to.store(row, first + j as u32, values[j]) };
+            }
+        }
     }
 }
 

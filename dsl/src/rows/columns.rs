@@ -5,19 +5,19 @@
 
 use crate::float::{Bf16, Element, F16, HalfElement};
 use crate::launch::GlobalMut;
-use crate::ptx;
-use crate::rows::{AnyRows, Kind, RowElement};
+use crate::rows::{AnyRows, Kind, RowElement, THREADS};
+use crate::{ptx, warp};
 
 /// How the threads that share a row divide its columns into chunks of `PER`.
 ///
 /// If `VECTOR`, a chunk is `PER` neighbouring columns, and every operand has them at a multiple of their size; `PER` divides the number of columns.
-/// Else the columns of a chunk are as many apart as there are threads, so that neighbouring threads access neighbouring elements of any
-/// alignment.
+/// Else the chunks of a warp's lanes are neighbours, and the columns of a chunk are as many apart as a warp has lanes: so neighbouring lanes access neighbouring
+/// elements of any alignment, and what is between a chunk's places is known beforehand. At least a warp has a row then.
 #[derive(Clone, Copy)]
 pub struct Columns<const PER: usize, const VECTOR: bool> {
     rank: u32,
     threads: u32,
-    columns: u32,
+    pub(super) columns: u32,
 }
 
 impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
@@ -30,12 +30,12 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
 
     /// The same share, or of nothing if the condition does not hold.
     ///
-    /// The compiler does not know that it is the same: it would keep the places of all columns in registers from one row to the next.
+    /// The compiler does not know that it is the same: it would keep the places of all columns in registers from one use to the next.
     #[inline(always)]
     #[must_use]
     pub fn only_if(self, condition: bool) -> Self {
         let columns = if condition { self.columns } else { 0 };
-        Self { rank: ptx::opaque(self.rank), columns, ..self }
+        Self { rank: ptx::opaque(self.rank), threads: ptx::opaque(self.threads), columns }
     }
 
     /// The column of element `j` of this thread's chunk `chunk`.
@@ -45,7 +45,8 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
         if VECTOR {
             (chunk * self.threads + self.rank) * PER as u32 + j as u32
         } else {
-            (chunk * PER as u32 + j as u32) * self.threads + self.rank
+            let (warp, lane) = (self.rank & !(warp::SIZE - 1), self.rank & (warp::SIZE - 1));
+            (chunk * self.threads + warp) * PER as u32 + lane + j as u32 * warp::SIZE
         }
     }
 
@@ -60,8 +61,18 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
     #[inline(always)]
     #[must_use]
     pub fn has(&self, chunk: u32, j: usize) -> bool {
-        let asked = if VECTOR { 0 } else { j };
-        self.column(chunk, asked) < self.columns
+        if VECTOR {
+            return self.column(chunk, 0) < self.columns;
+        }
+        // One difference for all columns of a chunk.
+        j as u32 * warp::SIZE < self.columns.saturating_sub(self.column(chunk, 0))
+    }
+
+    /// Whether all threads have all columns of their chunk `chunk`: the same for all of them.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_full(&self, chunk: u32) -> bool {
+        (chunk + 1) * self.threads * (PER as u32) <= self.columns
     }
 
     /// Whether any thread has columns of its chunk `chunk`: the same for all of them.
@@ -94,39 +105,33 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
     #[inline(always)]
     #[must_use]
     pub fn has_column(&self, column: u32) -> bool {
-        let of = if VECTOR { column / PER as u32 } else { column };
+        let of = if VECTOR {
+            column / PER as u32
+        } else {
+            column / (warp::SIZE * PER as u32) * warp::SIZE + column % warp::SIZE
+        };
         column < self.columns && of & (self.threads - 1) == self.rank
     }
 
-    /// How many columns this thread has of a chunk.
+    /// How many columns the threads of this block have of their first `chunks` chunks, where a block's have no other row.
     #[inline(always)]
     #[must_use]
-    pub fn count_of(&self, chunk: u32) -> f32 {
-        if VECTOR {
-            return if self.has(chunk, 0) { PER as f32 } else { 0.0 };
+    pub fn count_of_block(&self, chunks: u32) -> f32 {
+        let (first, of_chunk) = ((self.rank & !(THREADS - 1)) * PER as u32, THREADS * PER as u32);
+        let mut count = 0;
+        for chunk in 0..chunks {
+            let left = self.columns.saturating_sub(chunk * self.threads * PER as u32 + first);
+            count += if left < of_chunk { left } else { of_chunk };
         }
-        let mut count = 0.0;
-        for j in 0..PER {
-            count += if self.has(chunk, j) { 1.0 } else { 0.0 };
-        }
-        count
-    }
-
-    /// How many columns it has of the first `CHUNKS` chunks.
-    #[inline(always)]
-    #[must_use]
-    pub fn count<const CHUNKS: usize>(&self) -> f32 {
-        let mut count = 0.0;
-        for c in 0..CHUNKS {
-            count += self.count_of(c as u32);
-        }
-        count
+        count as f32
     }
 
     /// The address of an element of a row of elements of `bytes` bytes.
     #[inline(always)]
-    fn at(&self, row: u64, bytes: u32, chunk: u32, j: usize) -> u64 {
-        row + self.column(chunk, j) as u64 * bytes as u64
+    pub(super) fn at(&self, row: u64, bytes: u32, chunk: u32, j: usize) -> u64 {
+        // What is added last the instruction has room for.
+        let further = if VECTOR { j as u64 } else { j as u64 * warp::SIZE as u64 };
+        row + self.column(chunk, 0) as u64 * bytes as u64 + further * bytes as u64
     }
 
     /// A chunk of a row of `T`, as it is: zeros where there is no column.
@@ -162,12 +167,12 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
             // SAFETY: the caller's promise.
             return unsafe { ptx::ld_global_v4_b32_or(at, self.has(chunk, 0), T::LEAST) };
         }
-        // SAFETY: the caller's promise.
-        let mut words = unsafe { self.load_words::<T>(row, chunk) };
+        let mut bits = [0; PER];
         for j in 0..PER {
-            T::keep_if(&mut words, j, self.has(chunk, j));
+            // SAFETY: as above.
+            bits[j] = unsafe { T::load_bits_or_least(self.at(row, T::BYTES, chunk, j), self.has(chunk, j)) };
         }
-        words
+        T::join(bits)
     }
 
     /// A chunk of row `row` of an operand of any type, in f32: zeros where there is no column.
@@ -178,9 +183,25 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
     #[inline(always)]
     #[must_use]
     pub unsafe fn load(&self, of: &AnyRows, row: u32, chunk: u32) -> [f32; PER] {
+        // SAFETY: the caller's promise.
+        let mut values = unsafe { self.load_numbers(of, row, chunk) };
+        for value in values.iter_mut() {
+            *value += of.offset;
+        }
+        values
+    }
+
+    /// As [`load`](Self::load), without the operand's offset.
+    ///
+    /// # Safety
+    ///
+    /// As [`load_words`](Self::load_words).
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn load_numbers(&self, of: &AnyRows, row: u32, chunk: u32) -> [f32; PER] {
         let at = of.row(row);
         // SAFETY: the caller's promise.
-        let mut values = unsafe {
+        unsafe {
             if of.kind == Kind::F32 {
                 self.load_f32(at, chunk)
             } else if of.kind == Kind::F16 {
@@ -188,11 +209,7 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
             } else {
                 self.load_half::<Bf16>(at, chunk)
             }
-        };
-        for value in values.iter_mut() {
-            *value += of.offset;
         }
-        values
     }
 
     #[inline(always)]
@@ -239,8 +256,10 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
             }
             return;
         }
+        let is_full = self.is_full(chunk);
         for j in 0..PER {
-            if self.has(chunk, j) {
+            // A full chunk has one branch for all threads.
+            if is_full || self.has(chunk, j) {
                 let at = self.at(row, T::BYTES, chunk, j);
                 // SAFETY: the caller's promise.
                 unsafe {

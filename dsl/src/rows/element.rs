@@ -58,6 +58,13 @@ pub trait RowElement: Element {
     /// If `condition` holds, the address is one of an element, which no other thread writes.
     unsafe fn load_bits_if(address: u64, condition: bool) -> u32;
 
+    /// As [`load_bits_if`](Self::load_bits_if), with the bits of −∞ unless the condition holds.
+    ///
+    /// # Safety
+    ///
+    /// As [`load_bits_if`](Self::load_bits_if).
+    unsafe fn load_bits_or_least(address: u64, condition: bool) -> u32;
+
     /// Four words of elements with these bits.
     fn join<const PER: usize>(bits: [u32; PER]) -> [u32; 4];
 }
@@ -106,10 +113,16 @@ macro_rules! half {
             }
 
             #[inline(always)]
+            unsafe fn load_bits_or_least(address: u64, condition: bool) -> u32 {
+                // SAFETY: the caller's promise.
+                unsafe { ptx::ld_global_b16_in_order_or(address, condition, Self::LEAST as u16) as u32 }
+            }
+
+            #[inline(always)]
             fn join<const PER: usize>(bits: [u32; PER]) -> [u32; 4] {
                 let mut words = [0; 4];
                 for pair in 0..PER / 2 {
-                    words[pair] = bits[2 * pair] | bits[2 * pair + 1] << 16;
+                    words[pair] = ptx::word_of(bits[2 * pair] as u16, bits[2 * pair + 1] as u16);
                 }
                 words
             }
@@ -155,6 +168,13 @@ impl RowElement for f32 {
     unsafe fn load_bits_if(address: u64, condition: bool) -> u32 {
         // SAFETY: the caller's promise.
         unsafe { ptx::ld_global_b32_in_order_if(address, condition) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bits_or_least(address: u64, condition: bool) -> u32 {
+        // SAFETY: the caller's promise.
+        let bits = unsafe { ptx::ld_global_b32_in_order_if(address, condition) };
+        if condition { bits } else { Self::LEAST }
     }
 
     #[inline(always)]

@@ -69,7 +69,7 @@ pub struct RowFunctionParams {
 // SAFETY: two fields of eight bytes, four of four: no padding.
 unsafe impl KernelParam for RowFunctionParams {}
 
-/// Chunks of a thread where they are aligned neighbours: those of sixteen elements.
+/// Chunks of a thread: those of sixteen elements.
 #[must_use]
 pub const fn chunks_of<T: RowElement>() -> usize {
     16 / per_chunk::<T>()
@@ -81,18 +81,13 @@ pub const fn per_chunk<T: RowElement>() -> usize {
     16 / T::BYTES as usize
 }
 
-/// Elements of a chunk that may be anywhere, and chunks of a thread then.
-pub const PER_ANY: usize = 4;
-/// Chunks of a thread whose elements may be anywhere.
-pub const CHUNKS_ANY: usize = 2;
-
 /// The pass of a number, if there are so many.
 const fn pass<F: RowFunction>(number: usize) -> Option<Reduction> {
     assert!(F::PASSES.len() <= MOST_PASSES, "a function makes at most four passes over a row");
     if number < F::PASSES.len() { Some(F::PASSES[number]) } else { None }
 }
 
-/// Applies a function to rows. The grid has blocks, or clusters of them, for as many rows as it likes.
+/// Applies a function to rows. The grid has blocks, or clusters of them, for all rows: a team has one.
 ///
 /// # Safety
 ///
@@ -117,57 +112,53 @@ pub unsafe fn apply<
     unsafe {
         let mut team = Team::<CLUSTER>::new(p.threads);
         let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
-        let mut base = team.first;
-        while base < p.rows {
-            let index = base + team.index;
-            let mine = all.only_if(index < p.rows);
-            let from = x.offset(index as u64 * p.x_stride).address();
-            let mut words = [[0; 4]; CHUNKS];
-            mine.load_all::<T, CHUNKS>(from, 0, &mut words);
-            let mut row = Row { index, columns: p.columns, found: [0.0; MOST_PASSES] };
-            // One after another, each with its number known to the compiler, as with chunks.
-            macro_rules! pass {
-                ($number:literal) => {
-                    if let Some(reduction) = const { pass::<F>($number) } {
-                        let own = own_terms::<T, F, PER, CHUNKS, VECTOR>(
-                            f,
-                            ($number, reduction),
-                            mine,
-                            (from, p.rounds),
-                            &mut words,
-                            row,
-                        );
-                        row.found[$number] = match reduction {
-                            Reduction::Sum => team.sum([own])[0],
-                            Reduction::Maximum => team.max(own),
-                        };
-                    }
-                };
-            }
-            pass!(0);
-            pass!(1);
-            pass!(2);
-            pass!(3);
-            let to = y.offset(index as u64 * p.y_stride).address();
-            for round in 0..p.rounds {
-                if p.rounds > 1 {
-                    mine.load_all::<T, CHUNKS>(from, round * CHUNKS as u32, &mut words);
+        let index = team.row();
+        let mine = all.only_if(index < p.rows);
+        let from = x.offset(index as u64 * p.x_stride).address();
+        let mut words = [[0; 4]; CHUNKS];
+        mine.load_all::<T, CHUNKS>(from, 0, &mut words);
+        let mut row = Row { index, columns: p.columns, found: [0.0; MOST_PASSES] };
+        // One after another, each with its number known to the compiler, as with chunks.
+        macro_rules! pass {
+            ($number:literal) => {
+                if let Some(reduction) = const { pass::<F>($number) } {
+                    let own = own_terms::<T, F, PER, CHUNKS, VECTOR>(
+                        f,
+                        ($number, reduction),
+                        mine,
+                        (from, p.rounds),
+                        &mut words,
+                        row,
+                    );
+                    row.found[$number] = match reduction {
+                        Reduction::Sum => team.sum([own])[0],
+                        Reduction::Maximum => team.max(own),
+                    };
                 }
-                each_chunk!(c of CHUNKS => {
-                    let chunk = round * CHUNKS as u32 + c as u32;
-                    if mine.reaches(chunk) {
-                        let x: [f32; PER] = T::unpack(hidden(words[c]));
-                        let mut results = [0.0; PER];
-                        for j in 0..PER {
-                            if mine.has(chunk, j) {
-                                results[j] = f.finish(x[j], mine.column(chunk, j), row);
-                            }
-                        }
-                        mine.store_as(O::KIND, to, chunk, results);
-                    }
-                });
+            };
+        }
+        pass!(0);
+        pass!(1);
+        pass!(2);
+        pass!(3);
+        let to = y.offset(index as u64 * p.y_stride).address();
+        for round in 0..p.rounds {
+            if p.rounds > 1 {
+                mine.load_all::<T, CHUNKS>(from, round * CHUNKS as u32, &mut words);
             }
-            base += team.step;
+            each_chunk!(c of CHUNKS => {
+                let chunk = round * CHUNKS as u32 + c as u32;
+                if mine.reaches(chunk) {
+                    let x: [f32; PER] = T::unpack(hidden(words[c]));
+                    let mut results = [0.0; PER];
+                    for j in 0..PER {
+                        if mine.has(chunk, j) {
+                            results[j] = f.finish(x[j], mine.column(chunk, j), row);
+                        }
+                    }
+                    mine.store_as(O::KIND, to, chunk, results);
+                }
+            });
         }
     }
 }
@@ -227,8 +218,8 @@ pub type RowFunctionArgs<T, O, F> = (Global<T>, GlobalMut<O>, F, RowFunctionPara
 ///
 /// # Safety
 ///
-/// Each kernel has the body [`apply`] for these types and this function, with blocks of [`THREADS`](super::THREADS) threads. `Block` and `Cluster` have aligned chunks of 16
-/// bytes, [`chunks_of`] to a thread, the others `PER_ANY` and `CHUNKS_ANY`. [`row_kernels`](crate::row_kernels) guarantees it by writing both.
+/// Each kernel has the body [`apply`] for these types and this function, with blocks of [`THREADS`](super::THREADS) threads.They have chunks of 16
+/// bytes, [`chunks_of`] to a thread, aligned ones in `Block` and `Cluster`. [`row_kernels`](crate::row_kernels) guarantees it by writing both.
 pub unsafe trait RowKernels: 'static {
     /// The operation's name in errors.
     const NAME: &'static str;

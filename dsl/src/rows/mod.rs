@@ -44,8 +44,8 @@ pub use columns::{Columns, hidden, hide};
 pub use element::RowElement;
 pub use exponentials::Exponentials;
 pub use function::{
-    CHUNKS_ANY, MOST_PASSES, PER_ANY, Reduction, Row, RowFunction, RowFunctionArgs, RowFunctionParams,
-    RowKernels, apply, chunks_of, per_chunk,
+    MOST_PASSES, Reduction, Row, RowFunction, RowFunctionArgs, RowFunctionParams, RowKernels, apply,
+    chunks_of, per_chunk,
 };
 pub use staged::Staged;
 pub use team::{SHARED_BYTES, Team};
@@ -113,6 +113,13 @@ impl AnyRows {
     #[must_use]
     pub const fn row(&self, row: u32) -> u64 {
         self.base + row as u64 * self.stride * self.kind.bytes() as u64
+    }
+
+    /// The address of a row of an operand whose type is known to be `T`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn row_of<T: Element>(&self, row: u32) -> u64 {
+        self.base + row as u64 * self.stride * T::BYTES as u64
     }
 
     /// Rounds a number to the operand's type, and stores it in a column of a row.

@@ -94,6 +94,20 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
         }
     }
 
+    /// The row of this team, if it has only one; there may be none of that number.
+    #[inline(always)]
+    #[must_use]
+    pub fn row(&self) -> u32 {
+        self.first + self.index_anew()
+    }
+
+    /// This team's place among the block's, found anew so that it takes no register meanwhile.
+    #[inline(always)]
+    #[must_use]
+    pub fn index_anew(&self) -> u32 {
+        if CLUSTER { 0 } else { ptx::tid_x_anew() >> self.threads.trailing_zeros() }
+    }
+
     /// How many of this block's threads have the same row.
     #[inline(always)]
     #[must_use]
@@ -127,7 +141,7 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
 
     /// What a norm asks of the numbers of a row: their mean as it is rounded, and the sums of differences to it and of their squares. `total` is the sum of this
     /// thread's numbers, `differences` gives its sums for any number in the place of the mean, and `inverse` is 1 over how many numbers there are. A cluster's
-    /// block has `count` of them, as [`block_sum`](Self::block_sum) gives.
+    /// block has `count` of them, as [`Columns::count_of_block`](crate::rows::Columns::count_of_block) gives.
     ///
     /// The blocks of a cluster, which wait for each other longest, meet once: each takes differences to its own mean.
     ///
@@ -165,18 +179,6 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
             over_lanes(&mut sums, warp::SIZE, add);
             (mean, sums)
         }
-    }
-
-    /// The sum of the numbers of this block's threads that share a row.
-    ///
-    /// # Safety
-    ///
-    /// All threads of the block call it.
-    #[inline(always)]
-    #[must_use]
-    pub unsafe fn block_sum(&mut self, value: f32) -> f32 {
-        // SAFETY: the caller's promise.
-        unsafe { self.block_reduce([value], 0.0, |a, b| a + b)[0] }
     }
 
     /// The largest of all threads' numbers, the sum of exponentials relative to it, and the sum of another number: the same bits in all of them.
@@ -274,14 +276,15 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
         let place = SharedAddress::dynamic().offset(self.places[0] * OF_WARPS);
         self.places[0] ^= 1;
         let slots = self.in_block / warp::SIZE;
-        let first = self.index * slots;
+        let index = self.index_anew();
+        let first = index * slots;
         // SAFETY: the slot is this warp's; whoever read it last has come to the barrier since. A block has at most four teams of several warps, each of which has a
         // barrier.
         unsafe {
             if lane == 0 {
                 ptx::st_shared_v4_f32(place.offset(warp * SLOT).get(), own);
             }
-            ptx::bar_sync_at(1 + self.index, self.in_block);
+            ptx::bar_sync_at(1 + index, self.in_block);
         }
         let mut slot = nothing;
         if lane < slots {

@@ -43,8 +43,8 @@ impl<T> Copy for SoftmaxGradientParams<T> {}
 // SAFETY: two operands of 24 bytes, two fields of eight, six of four: no padding.
 unsafe impl<T: 'static> KernelParam for SoftmaxGradientParams<T> {}
 
-/// `dx = scale · y ⊙ (dy − Σ dy ⊙ y)` of each row. Where y is 0 so is dx, whatever dy is there. The grid has blocks, or clusters of them, for as many rows as it
-/// likes.
+/// `dx = scale · y ⊙ (dy − Σ dy ⊙ y)` of each row. Where y is 0 so is dx, whatever dy is there. The grid has blocks, or clusters of them, for all rows: a
+/// team has one.
 ///
 /// # Safety
 ///
@@ -68,14 +68,10 @@ pub unsafe fn softmax_gradients<
         unsafe { rows_at_once::<T, PER, CHUNKS, VECTOR, CLUSTER>(p, team, all) };
         return;
     }
-    let mut base = team.first;
-    while base < p.rows {
-        let row = base + team.index;
-        let mine = all.only_if(row < p.rows);
-        // SAFETY: the row is one of p's, or no column of it is touched.
-        unsafe { gradient_row::<T, PER, CHUNKS, VECTOR, CLUSTER>(p, &mut team, mine, row) };
-        base += team.step;
-    }
+    let row = team.row();
+    let mine = all.only_if(row < p.rows);
+    // SAFETY: the row is one of p's, or no column of it is touched.
+    unsafe { gradient_row::<T, PER, CHUNKS, VECTOR, CLUSTER>(p, &mut team, mine, row) };
 }
 
 /// Rows of which a thread has all of its chunks in registers, of y and dy of one type.
@@ -97,38 +93,34 @@ unsafe fn rows_at_once<
 ) {
     // SAFETY: the caller's promise; the rows are p's, or no column of them is touched; a thread writes where only itself has read.
     unsafe {
-        let mut base = team.first;
-        while base < p.rows {
-            let row = base + team.index;
-            let mine = all.only_if(row < p.rows);
-            let (mut words, mut of_dy) = ([[0; 4]; CHUNKS], [[0; 4]; CHUNKS]);
-            mine.load_all::<T, CHUNKS>(p.y.offset(row as u64 * p.y_stride).address(), 0, &mut words);
-            mine.load_all::<T, CHUNKS>(p.dy.row(row), 0, &mut of_dy);
-            // Partial sums, so that additions do not wait for each other.
-            let mut sums = [0.0; 4];
-            each_chunk!(c of CHUNKS => {
-                let (y, dy): ([f32; PER], [f32; PER]) = (T::unpack(words[c]), T::unpack(of_dy[c]));
+        let row = team.row();
+        let mine = all.only_if(row < p.rows);
+        let (mut words, mut of_dy) = ([[0; 4]; CHUNKS], [[0; 4]; CHUNKS]);
+        mine.load_all::<T, CHUNKS>(p.y.offset(row as u64 * p.y_stride).address(), 0, &mut words);
+        mine.load_all::<T, CHUNKS>(p.dy.row(row), 0, &mut of_dy);
+        // Partial sums, so that additions do not wait for each other.
+        let mut sums = [0.0; 4];
+        each_chunk!(c of CHUNKS => {
+            let (y, dy): ([f32; PER], [f32; PER]) = (T::unpack(words[c]), T::unpack(of_dy[c]));
+            for j in 0..PER {
+                let sum = ptx::fma(y[j], dy[j], sums[j % 4]);
+                sums[j % 4] = if y[j] == 0.0 { sums[j % 4] } else { sum };
+            }
+        });
+        let [sum] = team.sum([(sums[0] + sums[1]) + (sums[2] + sums[3])]);
+        let to = p.dx.row(row);
+        each_chunk!(c of CHUNKS => {
+            if mine.reaches(c as u32) {
+                let y: [f32; PER] = T::unpack(hidden(words[c]));
+                let dy: [f32; PER] = T::unpack(hidden(of_dy[c]));
+                let mut dx = [0.0; PER];
                 for j in 0..PER {
-                    let sum = ptx::fma(y[j], dy[j], sums[j % 4]);
-                    sums[j % 4] = if y[j] == 0.0 { sums[j % 4] } else { sum };
+                    let gradient = y[j] * (dy[j] - sum) * p.scale;
+                    dx[j] = if y[j] == 0.0 { 0.0 } else { gradient };
                 }
-            });
-            let [sum] = team.sum([(sums[0] + sums[1]) + (sums[2] + sums[3])]);
-            let to = p.dx.row(row);
-            each_chunk!(c of CHUNKS => {
-                if mine.reaches(c as u32) {
-                    let y: [f32; PER] = T::unpack(hidden(words[c]));
-                    let dy: [f32; PER] = T::unpack(hidden(of_dy[c]));
-                    let mut dx = [0.0; PER];
-                    for j in 0..PER {
-                        let gradient = y[j] * (dy[j] - sum) * p.scale;
-                        dx[j] = if y[j] == 0.0 { 0.0 } else { gradient };
-                    }
-                    mine.store_as(p.dx.kind, to, c as u32, dx);
-                }
-            });
-            base += team.step;
-        }
+                mine.store_as(p.dx.kind, to, c as u32, dx);
+            }
+        });
     }
 }
 

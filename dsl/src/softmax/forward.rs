@@ -45,7 +45,7 @@ impl<T> Copy for SoftmaxParams<T> {}
 // SAFETY: an operand of 24 bytes, four fields of eight, six of four: no padding.
 unsafe impl<T: 'static> KernelParam for SoftmaxParams<T> {}
 
-/// Takes the softmax of rows. The grid has blocks, or clusters of them, for as many rows as it likes.
+/// Takes the softmax of rows. The grid has blocks, or clusters of them, for all rows: a team has one.
 ///
 /// # Safety
 ///
@@ -93,49 +93,45 @@ unsafe fn rows<
     let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
     // SAFETY: the caller's promise; the rows are p's, or no column of them is touched; a thread writes where only itself has read.
     unsafe {
-        let mut base = team.first;
-        while base < p.rows {
-            let row = base + team.index;
-            let mine = all.only_if(row < p.rows);
-            let mut words = [[0; 4]; CHUNKS];
-            let mut own = Exponentials::NONE;
-            for round in 0..p.rounds {
+        let row = team.row();
+        let mine = all.only_if(row < p.rows);
+        let mut words = [[0; 4]; CHUNKS];
+        let mut own = Exponentials::NONE;
+        for round in 0..p.rounds {
+            load::<T, PER, CHUNKS, VECTOR>(p, mine, row, round, &mut words);
+            if MASKED {
+                keep::<T, PER, CHUNKS, VECTOR>(p, mine, row, round, &mut words);
+            }
+            own.raise(T::max_of_all::<PER, CHUNKS>(&words), p.factor);
+            each_chunk!(c of CHUNKS => {
+                if mine.reaches(round * CHUNKS as u32 + c as u32) {
+                    own.add::<PER>(&T::unpack(hidden(words[c])), p.factor);
+                }
+            });
+        }
+        let (Exponentials { max, sum }, _) = team.exponentials(own, 0.0, p.factor);
+        let inverse = ptx::rcp_approx_ftz(sum);
+        let to = p.y.row(row);
+        for round in 0..p.rounds {
+            if p.rounds > 1 {
                 load::<T, PER, CHUNKS, VECTOR>(p, mine, row, round, &mut words);
                 if MASKED {
                     keep::<T, PER, CHUNKS, VECTOR>(p, mine, row, round, &mut words);
                 }
-                own.raise(T::max_of_all::<PER, CHUNKS>(&words), p.factor);
-                each_chunk!(c of CHUNKS => {
-                    if mine.reaches(round * CHUNKS as u32 + c as u32) {
-                        own.add::<PER>(&T::unpack(hidden(words[c])), p.factor);
-                    }
-                });
             }
-            let (Exponentials { max, sum }, _) = team.exponentials(own, 0.0, p.factor);
-            let inverse = ptx::rcp_approx_ftz(sum);
-            let to = p.y.row(row);
-            for round in 0..p.rounds {
-                if p.rounds > 1 {
-                    load::<T, PER, CHUNKS, VECTOR>(p, mine, row, round, &mut words);
-                    if MASKED {
-                        keep::<T, PER, CHUNKS, VECTOR>(p, mine, row, round, &mut words);
+            each_chunk!(c of CHUNKS => {
+                let chunk = round * CHUNKS as u32 + c as u32;
+                if mine.reaches(chunk) {
+                    let x: [f32; PER] = T::unpack(hidden(words[c]));
+                    let mut y = [0.0; PER];
+                    for j in 0..PER {
+                        let share = Exponentials::of(x[j], max, p.factor) * inverse;
+                        // Also where the others are none, or NaN.
+                        y[j] = if x[j] == f32::NEG_INFINITY { 0.0 } else { share };
                     }
+                    mine.store_as(p.y.kind, to, chunk, y);
                 }
-                each_chunk!(c of CHUNKS => {
-                    let chunk = round * CHUNKS as u32 + c as u32;
-                    if mine.reaches(chunk) {
-                        let x: [f32; PER] = T::unpack(hidden(words[c]));
-                        let mut y = [0.0; PER];
-                        for j in 0..PER {
-                            let share = Exponentials::of(x[j], max, p.factor) * inverse;
-                            // Also where the others are none, or NaN.
-                            y[j] = if x[j] == f32::NEG_INFINITY { 0.0 } else { share };
-                        }
-                        mine.store_as(p.y.kind, to, chunk, y);
-                    }
-                });
-            }
-            base += team.step;
+            });
         }
     }
 }

@@ -5,7 +5,7 @@
 #[cfg(test)]
 pub(crate) mod tests;
 
-use warpsmith_dsl::elementwise::{ElementwiseParams, Operation, chunks_of};
+use warpsmith_dsl::elementwise::{ElementwiseParams, Operation};
 use warpsmith_dsl::launch::{Global, Kernel};
 use warpsmith_dsl::rows::{AnyRows, THREADS};
 use warpsmith_kernels::elementwise::elementwise as elementwise_kernel;
@@ -24,8 +24,6 @@ use crate::trace;
 
 /// Blocks of a grid along y.
 const MOST_ALONG_Y: u64 = 65_535;
-/// Elements from which on a few that are left over have a launch of their own, so that the others are read 16 bytes at a time.
-const LONG: u64 = 1 << 17;
 /// Columns into which a longer tensor is cut.
 const CUT: u64 = 1 << 20;
 
@@ -55,11 +53,11 @@ macro_rules! elements {
     ($($element:ty, $chunk:literal;)*) => {$(
         impl ElementwiseElement for $element {
             type Unary = elementwise_kernel<<Self as Element>::Device, $chunk, true, 1>;
-            type UnaryAny = elementwise_kernel<<Self as Element>::Device, 4, false, 1>;
+            type UnaryAny = elementwise_kernel<<Self as Element>::Device, $chunk, false, 1>;
             type Binary = elementwise_kernel<<Self as Element>::Device, $chunk, true, 2>;
-            type BinaryAny = elementwise_kernel<<Self as Element>::Device, 4, false, 2>;
+            type BinaryAny = elementwise_kernel<<Self as Element>::Device, $chunk, false, 2>;
             type Ternary = elementwise_kernel<<Self as Element>::Device, $chunk, true, 3>;
-            type TernaryAny = elementwise_kernel<<Self as Element>::Device, 4, false, 3>;
+            type TernaryAny = elementwise_kernel<<Self as Element>::Device, $chunk, false, 3>;
         }
     )*};
 }
@@ -274,8 +272,7 @@ impl<'a, T: ElementwiseElement> ElementwiseOp<'a, T> {
         let operands = rows.len();
         rows.extend(results.iter().map(|&kind| dense(kind)));
         let mut all = Implementation::Empty;
-        for part in parts::<T>(sizes, &rows, is_row) {
-            let launch = Launch::new::<T>(part, &rows, operands);
+        for launch in launches::<T>(sizes, &rows, operands, is_row) {
             let one = Implementation::kernel(device, launch.name::<T>(), launch.grid[0] * launch.grid[1]);
             all = all.then(one);
         }
@@ -366,8 +363,7 @@ impl<'a, T: ElementwiseElement> ElementwiseOp<'a, T> {
         }
         let kept: Vec<&dyn Operand> = kept.iter().map(|operand| &**operand).collect();
         stream.with_operands(&kept, || {
-            for part in parts::<T>(sizes, &rows, is_row) {
-                let launch = Launch::new::<T>(part, &rows, operands);
+            for launch in launches::<T>(sizes, &rows, operands, is_row) {
                 // SAFETY: the rows are those of the tensors, of the sizes that were checked; results are new, or share no element with operands but where these are the
                 // same views. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
                 unsafe { launch.run::<T>(stream, self.function)? };
@@ -508,10 +504,10 @@ fn kind_of<T: RowElement>(_: &Tensor<T>) -> warpsmith_dsl::rows::Kind {
     kind::<T>()
 }
 
-/// Rows and columns that a launch has, from an element on.
+/// Rows and columns that a launch has, from a row on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
-    /// Elements before the first, of operands without gaps.
+    /// Rows before the first.
     before: u64,
     rows: u64,
     columns: u64,
@@ -519,30 +515,35 @@ struct Part {
     stride: Option<u64>,
 }
 
-/// What launches there are. Operands without gaps are one long row, of which a few elements are left over if they are no whole chunks.
-fn parts<T: Element>(sizes: Sizes, rows: &[AnyRows], is_row: bool) -> Vec<Part> {
+/// What launches there are. Operands without gaps are one long row, or some and a rest.
+fn parts(sizes: Sizes, rows: &[AnyRows], is_row: bool) -> Vec<Part> {
     let (count, columns) = (sizes.rows as u64, sizes.columns as u64);
     let is_dense = count == 1 || !is_row && rows.iter().all(|of| of.stride == columns);
     if !is_dense {
         return vec![Part { before: 0, rows: count, columns, stride: None }];
     }
-    let (all, chunk) = (count * columns, u64::from(Shares::vector::<T>()));
-    let rest = if all < LONG { 0 } else { all % chunk };
-    let whole = all - rest;
-    let mut parts = Vec::new();
-    let mut add = |before: u64, rows: u64, columns: u64| {
-        if rows > 0 && columns > 0 {
-            parts.push(Part { before, rows, columns, stride: Some(columns) });
-        }
-    };
-    if whole < SIDE_LIMIT {
-        add(0, 1, whole);
-    } else {
-        add(0, whole / CUT, CUT);
-        add(whole / CUT * CUT, 1, whole % CUT);
+    let all = count * columns;
+    if all < SIDE_LIMIT {
+        return vec![Part { before: 0, rows: 1, columns: all, stride: Some(all) }];
     }
-    add(whole, 1, rest);
+    let mut parts = vec![Part { before: 0, rows: all / CUT, columns: CUT, stride: Some(CUT) }];
+    if !all.is_multiple_of(CUT) {
+        parts.push(Part { before: all / CUT, rows: 1, columns: all % CUT, stride: Some(CUT) });
+    }
     parts
+}
+
+/// What launches there are, none of more blocks than a grid has.
+fn launches<T: Element>(sizes: Sizes, rows: &[AnyRows], operands: usize, is_row: bool) -> Vec<Launch> {
+    let mut all = Vec::new();
+    for part in parts(sizes, rows, is_row) {
+        let most = MOST_ALONG_Y * u64::from(THREADS / Launch::new::<T>(part, rows, operands).threads);
+        for before in (0..part.rows).step_by(most as usize) {
+            let piece = Part { before: part.before + before, rows: most.min(part.rows - before), ..part };
+            all.push(Launch::new::<T>(piece, rows, operands));
+        }
+    }
+    all
 }
 
 /// A launch of the kernel.
@@ -561,15 +562,16 @@ impl Launch {
     fn new<T: Element>(part: Part, rows: &[AnyRows], operands: usize) -> Self {
         let rows: Vec<AnyRows> = rows
             .iter()
-            .map(|of| AnyRows {
-                base: of.base + part.before * u64::from(of.kind.bytes()),
-                stride: if part.rows == 1 { 0 } else { part.stride.unwrap_or(of.stride) },
-                ..*of
+            .map(|of| {
+                let stride = part.stride.unwrap_or(of.stride);
+                let base = of.base + part.before * stride * u64::from(of.kind.bytes());
+                AnyRows { base, stride: if part.rows == 1 { 0 } else { stride }, ..*of }
             })
             .collect();
-        let chunks = chunks_of(operands);
-        let shares = Shares::of::<T>(part.columns as usize, &rows, chunks);
-        let (threads, grid) = grid(part.rows, part.columns, Shares { chunks, ..shares });
+        // The last chunk of a row that is the only one may be cut.
+        let aligned = if part.rows == 1 { 0 } else { part.columns as usize };
+        let shares = Shares::of::<T>(aligned, &rows, 1);
+        let (threads, grid) = grid(part.rows, part.columns, shares);
         Self { part, rows, operands, vector: shares.vector, threads, grid }
     }
 
@@ -616,12 +618,12 @@ impl Launch {
         // SAFETY: the caller's promise.
         unsafe {
             match (self.operands, self.vector) {
-                (1, true) => device.kernel::<T::Unary>()?.launch(stream, self.grid, (params,)),
-                (1, false) => device.kernel::<T::UnaryAny>()?.launch(stream, self.grid, (params,)),
-                (2, true) => device.kernel::<T::Binary>()?.launch(stream, self.grid, (params,)),
-                (2, false) => device.kernel::<T::BinaryAny>()?.launch(stream, self.grid, (params,)),
-                (_, true) => device.kernel::<T::Ternary>()?.launch(stream, self.grid, (params,)),
-                (_, false) => device.kernel::<T::TernaryAny>()?.launch(stream, self.grid, (params,)),
+                (1, true) => device.kernel::<T::Unary>()?.launch_early(stream, self.grid, (params,)),
+                (1, false) => device.kernel::<T::UnaryAny>()?.launch_early(stream, self.grid, (params,)),
+                (2, true) => device.kernel::<T::Binary>()?.launch_early(stream, self.grid, (params,)),
+                (2, false) => device.kernel::<T::BinaryAny>()?.launch_early(stream, self.grid, (params,)),
+                (_, true) => device.kernel::<T::Ternary>()?.launch_early(stream, self.grid, (params,)),
+                (_, false) => device.kernel::<T::TernaryAny>()?.launch_early(stream, self.grid, (params,)),
             }
         }
     }
@@ -630,10 +632,10 @@ impl Launch {
 /// Threads of a block that share a row, and the grid: along x blocks for the columns, along y for the rows.
 pub(crate) fn grid(rows: u64, columns: u64, shares: Shares) -> (u32, [u32; 3]) {
     /// Threads that read neighbours, where there are as many chunks.
-    const LEAST: u64 = 8;
+    const LEAST: u32 = 8;
     let all = columns.div_ceil(u64::from(shares.chunk)).max(1);
     let chunks = u64::from(shares.chunks);
-    let least = all.next_power_of_two().min(LEAST);
+    let least = shares.least_threads(all, LEAST);
     let threads = all.div_ceil(chunks).next_power_of_two().max(least).min(u64::from(THREADS));
     let along_x = all.div_ceil(threads * chunks).min(u64::from(MOST_BLOCKS));
     let along_y = rows.div_ceil(u64::from(THREADS) / threads).clamp(1, MOST_ALONG_Y);

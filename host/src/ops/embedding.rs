@@ -75,9 +75,9 @@ macro_rules! elements {
         impl EmbeddingElement for $element {
             type Bits = $bits;
             type Gather = embedding_kernel<$bits, $chunk, 4, true>;
-            type GatherAny = embedding_kernel<$bits, 4, 4, false>;
+            type GatherAny = embedding_kernel<$bits, $chunk, 4, false>;
             type Gradient = embedding_gradient<<Self as Element>::Device, $chunk, 1, true>;
-            type GradientAny = embedding_gradient<<Self as Element>::Device, 4, 1, false>;
+            type GradientAny = embedding_gradient<<Self as Element>::Device, $chunk, 1, false>;
         }
     )*};
 }
@@ -179,7 +179,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingOp<'a, T, I> {
         }
         let dense = AnyRows { base: 1 << 8, stride: sizes.columns as u64, kind: kind::<T>(), offset: 0.0 };
         let table = if is_copied(self.table) { dense } else { rows_of(self.table) };
-        let shares = Shares { chunks: CHUNKS, ..Shares::of::<T>(sizes.columns, &[table, dense], CHUNKS) };
+        let shares = Shares::of::<T>(sizes.columns, &[table, dense], CHUNKS);
         let (_, grid) = grid(sizes.rows as u64, sizes.columns as u64, shares);
         let name = if shares.vector { T::Gather::DECLARATION.name } else { T::GatherAny::DECLARATION.name };
         let copies = usize::from(is_copied(self.table)) + usize::from(!self.ids.is_contiguous());
@@ -231,7 +231,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingOp<'a, T, I> {
         let (table, ids) = (as_rows(self.table, stream)?, self.ids.contiguous_on(stream)?);
         let rows = as_result_rows(OPERATION, "y", y)?;
         let (from, to) = (rows_of(&table), rows_of(&rows));
-        let shares = Shares { chunks: CHUNKS, ..Shares::of::<T>(sizes.columns, &[from, to], CHUNKS) };
+        let shares = Shares::of::<T>(sizes.columns, &[from, to], CHUNKS);
         let (threads, grid) = grid(sizes.rows as u64, sizes.columns as u64, shares);
         let params = GatherParams {
             table: Global::new(from.base),
@@ -248,9 +248,9 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingOp<'a, T, I> {
         // which `with_operands` makes wait for this work.
         stream.with_operands(&[&table, &ids, &rows], || unsafe {
             if shares.vector {
-                device.kernel::<T::Gather>()?.launch(stream, grid, (params,))
+                device.kernel::<T::Gather>()?.launch_early(stream, grid, (params,))
             } else {
-                device.kernel::<T::GatherAny>()?.launch(stream, grid, (params,))
+                device.kernel::<T::GatherAny>()?.launch_early(stream, grid, (params,))
             }
         })
     }
@@ -530,9 +530,13 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
         // SAFETY: the sizes are those of the tensors, of which these are new and the results share no memory with anything. There are no more different ids than tokens, nor
         // than rows of the table. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
         stream.with_operands(&[&sorted.keys, &counts, &starts, &*ids, &*count], || unsafe {
-            device.kernel::<embedding_distinct<false>>()?.launch(stream, [tiles, 1, 1], (params,))?;
-            device.kernel::<embedding_sums>()?.launch(stream, [1, 1, 1], (params.counts, total, tiles))?;
-            device.kernel::<embedding_distinct<true>>()?.launch(stream, [tiles, 1, 1], (params,))
+            device.kernel::<embedding_distinct<false>>()?.launch_early(stream, [tiles, 1, 1], (params,))?;
+            device.kernel::<embedding_sums>()?.launch_early(
+                stream,
+                [1, 1, 1],
+                (params.counts, total, tiles),
+            )?;
+            device.kernel::<embedding_distinct<true>>()?.launch_early(stream, [tiles, 1, 1], (params,))
         })?;
         if rows.is_empty() {
             return Ok(());
@@ -572,13 +576,13 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
             // SAFETY: the sizes are those of the tensors, which are new but for the ids; a pass reads what the one before has written. As above for when they are freed.
             stream.with_operands(&operands, || unsafe {
                 let grid = [tiles, 1, 1];
-                device.kernel::<embedding_count>()?.launch(stream, grid, (params,))?;
-                device.kernel::<embedding_sums>()?.launch(
+                device.kernel::<embedding_count>()?.launch_early(stream, grid, (params,))?;
+                device.kernel::<embedding_sums>()?.launch_early(
                     stream,
                     [1, 1, 1],
                     (params.counts, nowhere, numbers),
                 )?;
-                device.kernel::<embedding_order>()?.launch(stream, grid, (params,))
+                device.kernel::<embedding_order>()?.launch_early(stream, grid, (params,))
             })?;
         }
         Ok(sorted)
@@ -619,9 +623,9 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
         // SAFETY: the sizes and strides are those of the tensors; the result shares no memory with what is read. As above for when they are freed.
         stream.with_operands(&operands, || unsafe {
             if plan.vector {
-                device.kernel::<T::Gradient>()?.launch(stream, plan.grid, (params,))
+                device.kernel::<T::Gradient>()?.launch_early(stream, plan.grid, (params,))
             } else {
-                device.kernel::<T::GradientAny>()?.launch(stream, plan.grid, (params,))
+                device.kernel::<T::GradientAny>()?.launch_early(stream, plan.grid, (params,))
             }
         })
     }
@@ -653,7 +657,6 @@ struct GradientPlan {
 impl GradientPlan {
     fn new<T: Element>(sizes: Sizes, rows: u64, operands: [AnyRows; 2]) -> Self {
         let shares = Shares::of::<T>(sizes.columns, &operands, GRADIENT_CHUNKS);
-        let shares = Shares { chunks: GRADIENT_CHUNKS, ..shares };
         let (threads, grid) = grid(rows, sizes.columns as u64, shares);
         Self { vector: shares.vector, threads, grid }
     }

@@ -383,9 +383,9 @@ impl<'a, T: RotaryElement> RotaryOp<'a, T> {
         stream.with_operands(&operands, || unsafe {
             let grid = [launch.blocks, 1, 1];
             if launch.vector {
-                device.kernel::<T::Vector>()?.launch(stream, grid, (params,))
+                device.kernel::<T::Vector>()?.launch_early(stream, grid, (params,))
             } else {
-                device.kernel::<T::Any>()?.launch(stream, grid, (params,))
+                device.kernel::<T::Any>()?.launch_early(stream, grid, (params,))
             }
         })
     }

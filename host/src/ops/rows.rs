@@ -249,8 +249,7 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Of elements of type `T`, of which all operands `rows` have `columns` columns: 16 bytes to a chunk if their alignment allows it, of which a thread has
-    /// `chunks`, else four elements, of which it has two.
+    /// Of elements of type `T`, of which all operands `rows` have `columns` columns: 16 bytes to a chunk, of which a thread has `chunks`.
     pub(crate) fn of<T: Element>(columns: usize, rows: &[AnyRows], chunks: u32) -> Self {
         let vector = Self::vector::<T>();
         let is_aligned = |of: &AnyRows| {
@@ -258,10 +257,13 @@ impl Shares {
             let unit = (bytes * u64::from(vector)).min(CHUNK_BYTES as u64);
             of.base.is_multiple_of(unit) && (of.stride * bytes).is_multiple_of(unit)
         };
-        if columns.is_multiple_of(vector as usize) && rows.iter().all(is_aligned) {
-            return Self { vector: true, chunk: vector, chunks };
-        }
-        Self { vector: false, chunk: 4, chunks: 2 }
+        let are_aligned = columns.is_multiple_of(vector as usize) && rows.iter().all(is_aligned);
+        Self { vector: are_aligned, chunk: vector, chunks }
+    }
+
+    /// The fewest threads that share a row of so many chunks, where they are to read `neighbours` chunks: chunks that are not aligned are those of a warp's lanes.
+    pub(crate) fn least_threads(self, all: u64, neighbours: u32) -> u64 {
+        if self.vector { all.next_power_of_two().min(u64::from(neighbours)) } else { u64::from(LANES) }
     }
 
     /// Elements in 16 bytes.
@@ -283,6 +285,8 @@ pub(crate) struct Plan {
     pub(crate) blocks: u32,
 }
 
+/// Lanes of a warp.
+const LANES: u32 = 32;
 /// Threads that share a row, where it has chunks for as many: fewer would read too few neighbours at a time.
 const LEAST_THREADS: u32 = 4;
 
@@ -293,7 +297,7 @@ impl Plan {
         let (rows, columns) = (sizes.rows as u64, sizes.columns as u64);
         let all = columns.div_ceil(u64::from(shares.chunk)).max(1);
         let per_thread = u64::from(shares.chunks);
-        let least = all.next_power_of_two().min(u64::from(LEAST_THREADS));
+        let least = shares.least_threads(all, LEAST_THREADS);
         let threads = all.div_ceil(per_thread).next_power_of_two().max(least).min(u64::from(THREADS));
         let of_block = threads * per_thread;
         // A power of two, also where a cluster may have another number of blocks.
@@ -316,13 +320,13 @@ impl Plan {
 ///
 /// # Safety
 ///
-/// The arguments are valid for what the kernel does with them. It waits for no launch itself, so that it begins after those before it.
+/// The arguments are valid for what the kernel does with them. It waits for launches before it where it is launched early.
 pub(crate) unsafe fn launch<K: Kernel>(stream: &Stream, plan: Plan, args: K::Args) -> Result<()> {
     let (kernel, grid) = (stream.device().kernel::<K>()?, [plan.blocks, 1, 1]);
     // SAFETY: the caller's promise.
     unsafe {
         match plan.cluster {
-            1 => kernel.launch(stream, grid, args),
+            1 => kernel.launch_early(stream, grid, args),
             cluster => kernel.launch_early_clusters(stream, grid, [cluster, 1, 1], args),
         }
     }
@@ -371,7 +375,7 @@ mod tests {
                 Shares { vector: true, chunk: 8, chunks: 4 },
                 Shares { vector: true, chunk: 4, chunks: 4 },
                 Shares { vector: true, chunk: 8, chunks: 2 },
-                Shares { vector: false, chunk: 4, chunks: 2 },
+                Shares { vector: false, chunk: 8, chunks: 4 },
             ] {
                 for max_cluster in [1, 8, 16] {
                     for rows in [1, 7, 64, 4096, 1 << 20] {

@@ -1,9 +1,9 @@
-//! How the kernels of the family `elementwise` are run: every function, on rows that end where any chunk begins, of which operands and results have every type; in grids
-//! that have fewer threads than there are elements.
+//! How the kernels of the family `elementwise` are run: every function, on rows that end where any chunk begins, and single ones that end anywhere, of which operands and
+//! results have every type; with more threads than there are elements, along columns and rows.
 
 use warpsmith::cpu::Elementwise;
 use warpsmith::ops::Activation;
-use warpsmith_dsl::elementwise::{ElementwiseParams, Operation, chunks_of};
+use warpsmith_dsl::elementwise::{ElementwiseParams, Operation};
 use warpsmith_dsl::launch::Global;
 use warpsmith_dsl::rows::AnyRows;
 use warpsmith_emulator::{Config, LaunchError, Module, Report};
@@ -19,7 +19,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let (of, arity) = rest.rsplit_once('_')?;
     let of = Float::named(of)?;
     let operands = 1 + ["unary", "binary", "ternary"].into_iter().position(|name| name == arity)?;
-    let chunk = if is_any { 4 } else { 16 / of.bytes() };
+    let chunk = 16 / of.bytes();
     // What columns are a multiple of: a row may end before each element of a chunk, or of each chunk.
     let unit = if is_any { 1 } else { chunk };
     let functions: Vec<Elementwise> = match operands {
@@ -31,8 +31,8 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
             .collect(),
         _ => Activation::ALL.map(Elementwise::GatedGradient).to_vec(),
     };
-    let chunks = chunks_of(operands) as usize;
-    let round = chunks * chunk;
+    // What is anywhere is of a warp's lanes.
+    let least = if is_any { 32 } else { 1 };
     let mut cases = Vec::new();
     let mut function = functions.iter().copied().cycle();
     let mut case = |columns: usize, types: [Float; 4]| Case {
@@ -42,30 +42,38 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         rows: 2,
         columns,
         gap: unit,
-        threads: 1,
-        grid: [1, 1, 1],
+        threads: least,
         is_row: false,
     };
     // The types of the second and the third operand, and of results.
     let types = |number: usize| {
         [number, number / 3, number + number / 9, number + 1 + number / 3].map(|at| TYPES[at % 3])
     };
-    let ends = round / unit + 1;
     let kinds = [3, 3, 9][operands - 1];
-    for end in 1..=ends {
+    // An element that is anywhere is a lane's distance from the next of its chunk.
+    let apart = if is_any { 32 } else { unit };
+    for end in 1..=chunk * least as usize / apart + 1 {
         for kind in 0..kinds {
-            cases.push(case(end * unit, types(kind + end / 4)));
+            let types = types(kind + end / 4);
+            cases.push(case(end * apart, types));
+            cases.push(Case { rows: 1, gap: 0, ..case(end * apart - apart / 2, types) });
         }
     }
-    // More elements than threads, along rows and columns.
+    for end in 1..=chunk + 1 {
+        let kinds = if is_any { 1 } else { kinds };
+        for kind in 0..kinds {
+            cases.push(Case { rows: 1, gap: 0, ..case(end, types(kind)) });
+        }
+    }
+    // More elements than threads of a block, along rows and columns.
     for (index, _) in functions.iter().enumerate() {
-        let wide = case((6 * round + chunk).next_multiple_of(unit), types(index));
-        cases.push(Case { rows: 9, threads: 64, grid: [1, 2, 1], gap: 0, ..wide });
-        let more = case(3 * 2 * round + round, types(index + 1));
-        cases.push(Case { rows: 3, threads: 1, grid: [2, 1, 1], ..more });
+        let wide = case((64 * chunk + 5 * chunk).next_multiple_of(unit), types(index));
+        cases.push(Case { rows: 9, threads: 64, gap: 0, ..wide });
+        let more = case((2 * least as usize + 1) * chunk, types(index + 1));
+        cases.push(Case { rows: 3, ..more });
     }
     if operands == 2 {
-        cases.push(Case { is_row: true, rows: 5, ..case(round, types(0)) });
+        cases.push(Case { is_row: true, rows: 5, ..case(chunk, types(0)) });
     }
     cases.push(Case { rows: 300, ..case(unit, types(1)) });
     Some(cases.into_iter().map(|case| Box::new(case) as Box<dyn Problem>).collect())
@@ -84,7 +92,6 @@ struct Case {
     /// Elements between rows.
     gap: usize,
     threads: u32,
-    grid: [u32; 3],
     /// Whether b is one row for all.
     is_row: bool,
 }
@@ -102,7 +109,9 @@ impl Problem for Case {
     }
 
     fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {
-        let &Self { of, types: [of_b, of_c, of_y, of_z], rows, columns, gap, threads, grid, .. } = self;
+        let &Self { of, types: [of_b, of_c, of_y, of_z], rows, columns, gap, threads, .. } = self;
+        let (teams, of_team) = (256 / threads as usize, threads as usize * (16 / of.bytes()));
+        let grid = [columns.div_ceil(of_team) as u32, rows.div_ceil(teams) as u32, 1];
         let mut operands = Operands::new(config);
         let shape = [rows, columns, gap];
         let element = |operand: u64, row: usize, column: usize| {

@@ -50,9 +50,9 @@ macro_rules! logit_elements {
         $(
             impl LogitElement for $element {
                 type Block = block<$device, $vector, 4, true>;
-                type BlockAny = block<$device, 4, 2, false>;
+                type BlockAny = block<$device, $vector, 4, false>;
                 type Cluster = cluster<$device, $vector, 4, true>;
-                type ClusterAny = cluster<$device, 4, 2, false>;
+                type ClusterAny = cluster<$device, $vector, 4, false>;
             }
         )*
     };

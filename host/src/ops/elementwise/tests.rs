@@ -4,13 +4,15 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::{ElementwiseElement, LONG, parts};
+use warpsmith_dsl::rows::THREADS;
+
+use super::{ElementwiseElement, Launch, launches, parts};
 use crate::cpu::Elementwise;
 use crate::error::{Error, Result};
 use crate::ops::Implementation;
 use crate::ops::rows::{RowElement, Sizes, widened};
 use crate::ops::{self, Activation};
-use crate::{Device, Tensor};
+use crate::{Device, DeviceKind, Tensor};
 
 /// Half a unit in the last place of 1 in f32.
 const U: f64 = 1.0 / (1u64 << 24) as f64;
@@ -449,13 +451,15 @@ fn nothing_runs_for_no_elements() -> Result<()> {
 }
 
 #[test]
-fn long_tensors_without_gaps_are_read_in_whole_chunks() -> Result<()> {
-    // What is left over has a launch of its own.
-    for device in [Device::emulator(), Device::cpu()] {
-        let count = LONG as usize + 5;
+fn tensors_without_gaps_are_read_in_chunks_of_which_the_last_may_be_cut() -> Result<()> {
+    for (device, count) in [(Device::emulator(), 5000 + 5), (Device::emulator(), 3), (Device::cpu(), 5005)] {
         let x = placed::<f16>(&device, &numbers(5, count), [1, count], [0, 0])?;
         let expected: Vec<f16> = x.to_vec()?.iter().map(|x| f16::from_f32(x.to_f32() + x.to_f32())).collect();
         assert_eq!(ops::add(&x, &x).run()?.to_vec()?, expected);
+        if device.kind() == DeviceKind::Emulator {
+            let launch = format!("{:?}", ops::add(&x, &x).implementation()?);
+            assert!(!launch.contains("any"), "{launch}");
+        }
     }
     Ok(())
 }
@@ -472,16 +476,27 @@ fn parts_are_all_elements_once() {
         [[1usize, 1], [3, 5], [1, 1 << 20], [1 << 20, 4096], [(1 << 31) - 1, 3], [7, (1 << 31) - 1]]
     {
         let sizes = Sizes { rows: count, columns };
-        let parts_of = parts::<f16>(sizes, &[rows(columns as u64); 2], false);
+        let parts_of = parts(sizes, &[rows(columns as u64); 2], false);
         let mut next = 0;
         for part in &parts_of {
-            assert_eq!(part.before, next, "{count} × {columns}");
+            assert_eq!(part.before * part.stride.unwrap(), next, "{count} × {columns}");
             assert!(part.rows < 1 << 31 && part.columns < 1 << 31);
             next += part.rows * part.columns;
         }
         assert_eq!(next, count as u64 * columns as u64);
-        assert!(parts_of.len() <= 3);
-        let strided = parts::<f16>(sizes, &[rows(columns as u64), rows(columns as u64 + 1)], false);
+        assert!(parts_of.len() <= 2);
+        let strided = parts(sizes, &[rows(columns as u64), rows(columns as u64 + 1)], false);
         assert!(count == 1 || strided.len() == 1 && strided[0].stride.is_none());
+        // Every grid is one, and the launches have each row once.
+        let all = launches::<f16>(sizes, &[rows(columns as u64), rows(columns as u64 + 1)], 1, false);
+        let mut next = 0;
+        for Launch { part, threads, grid, .. } in &all {
+            let teams = u64::from(THREADS / threads);
+            assert!(grid[1] <= 65_535 && u64::from(grid[1]) * teams >= part.rows);
+            assert!(u64::from(grid[0] * threads * 8) >= part.columns);
+            assert_eq!(part.before, next);
+            next += part.rows;
+        }
+        assert!(count == 1 || next == count as u64);
     }
 }

@@ -264,11 +264,11 @@ where
 /// The arguments are valid for what the kernel does with them.
 unsafe fn launch<K: Kernel>(loaded: &Loaded, stream: &Stream, plan: Plan, args: K::Args) -> Result<()> {
     let (kernel, grid) = (loaded.kernel::<K>()?, [plan.blocks, 1, 1]);
-    // SAFETY: the caller's promise. No launch is early: the function may wait for earlier launches, but rows are loaded before.
+    // SAFETY: the caller's promise.
     unsafe {
         match plan.cluster {
-            1 => kernel.launch(stream, grid, args),
-            cluster => kernel.launch_clusters(stream, grid, [cluster, 1, 1], args),
+            1 => kernel.launch_early(stream, grid, args),
+            cluster => kernel.launch_early_clusters(stream, grid, [cluster, 1, 1], args),
         }
     }
 }

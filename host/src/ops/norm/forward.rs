@@ -1,7 +1,7 @@
 //! Norms of rows.
 
 use rayon::prelude::*;
-use warpsmith_dsl::launch::{Global, GlobalMut, Kernel};
+use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::norm::NormParams;
 use warpsmith_dsl::rows::AnyRows;
 
@@ -18,10 +18,8 @@ use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 use crate::trace;
 
-/// Elements that a thread of a kernel has.
-const ELEMENTS: u32 = 16;
-/// Rows of a team that are worth the reading of weight and bias for them.
-const LEAST_ROWS: u32 = 4;
+/// Chunks that a thread of a kernel has.
+const CHUNKS: u32 = 4;
 /// What rows are normed with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options<'a> {
@@ -231,13 +229,8 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
 
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let properties = self.x.device().properties();
-        let shares = Shares::of::<T>(sizes.columns, rows, ELEMENTS / Shares::vector::<T>());
-        let kernel = if shares.vector { T::Norm::DECLARATION } else { T::NormAny::DECLARATION };
-        let resident = properties.multiprocessors * kernel.min_blocks_per_sm;
-        let plan = |most| Plan::new(sizes, shares, properties.max_cluster, most);
-        // A block reads the vectors once for all of its rows: so many of them as are worth it, or as it takes to have no more blocks than run at a time.
-        let enough = plan(MOST_BLOCKS).blocks.div_ceil(LEAST_ROWS);
-        (shares, plan(enough.max(resident)))
+        let shares = Shares::of::<T>(sizes.columns, rows, CHUNKS);
+        (shares, Plan::new(sizes, shares, properties.max_cluster, MOST_BLOCKS))
     }
 
     /// The sizes and the stream, or the first error of the operands.

@@ -40,25 +40,25 @@ pub trait NormElement: rows::RowElement {
 }
 
 macro_rules! norm_elements {
-    ($($element:ty, $device:ty, $chunk:literal, $chunks:literal;)*) => {
+    ($($element:ty, $device:ty, $chunk:literal;)*) => {
         $(
             impl NormElement for $element {
-                type Norm = norm<$device, $chunk, $chunks, true>;
-                type NormAny = norm<$device, 4, 2, false>;
-                type NormCluster = norm_cluster<$device, $chunk, $chunks, true>;
-                type NormClusterAny = norm_cluster<$device, 4, 2, false>;
+                type Norm = norm<$device, $chunk, 4, true>;
+                type NormAny = norm<$device, $chunk, 4, false>;
+                type NormCluster = norm_cluster<$device, $chunk, 4, true>;
+                type NormClusterAny = norm_cluster<$device, $chunk, 4, false>;
                 type Gradient = norm_gradient<$device, $chunk, 2, true>;
-                type GradientAny = norm_gradient<$device, 4, 2, false>;
+                type GradientAny = norm_gradient<$device, $chunk, 2, false>;
                 type GradientCluster = norm_cluster_gradient<$device, $chunk, 2, true>;
-                type GradientClusterAny = norm_cluster_gradient<$device, 4, 2, false>;
+                type GradientClusterAny = norm_cluster_gradient<$device, $chunk, 2, false>;
             }
         )*
     };
 }
 norm_elements! {
-    f16, F16, 8, 2;
-    bf16, Bf16, 8, 2;
-    f32, f32, 4, 4;
+    f16, F16, 8;
+    bf16, Bf16, 8;
+    f32, f32, 4;
 }
 
 /// The layer norm of each row of `x` `[.., N]`: `y = (x − mean) / √(variance + ε) ⊙ weight + bias`, with the mean and the variance of the row's N elements.

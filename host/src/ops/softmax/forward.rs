@@ -5,7 +5,7 @@ use warpsmith_dsl::launch::Global;
 use warpsmith_dsl::rows::AnyRows;
 use warpsmith_dsl::softmax::SoftmaxParams;
 
-use super::{SoftmaxElement, SoftmaxGradientOp, UNALIGNED, expect_scale};
+use super::{SoftmaxElement, SoftmaxGradientOp, expect_scale};
 use crate::cpu;
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
@@ -153,7 +153,7 @@ impl<'a, T: SoftmaxElement> SoftmaxOp<'a, T> {
         let properties = self.x.device().properties();
         let mut shares = Shares::of::<T>(sizes.columns, rows, CHUNKS);
         if mask.is_some_and(|mask| !is_aligned(mask, shares.chunk)) {
-            shares = UNALIGNED;
+            shares.vector = false;
         }
         (shares, Plan::new(sizes, shares, properties.max_cluster, MOST_BLOCKS))
     }

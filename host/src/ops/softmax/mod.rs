@@ -20,12 +20,10 @@ use warpsmith_kernels::softmax_cluster::{
 pub use backward::SoftmaxGradientOp;
 pub use forward::SoftmaxOp;
 
-use super::rows::{RowElement, Shares};
+use super::rows::RowElement;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// The shares of rows whose alignment is not known.
-pub(super) const UNALIGNED: Shares = Shares { vector: false, chunk: 4, chunks: 2 };
 /// The smallest scale, and 1 over the largest: the difference of two numbers is only too large for an f32 where its exponential is 0 then.
 const LEAST_SCALE: f32 = 1.0 / (1u128 << 100) as f32;
 
@@ -67,13 +65,13 @@ macro_rules! softmax_elements {
         $(
             impl SoftmaxElement for $element {
                 type Block = block<$device, $vector, 4, true>;
-                type BlockAny = block<$device, 4, 2, false>;
+                type BlockAny = block<$device, $vector, 4, false>;
                 type Cluster = cluster<$device, $vector, 4, true>;
-                type ClusterAny = cluster<$device, 4, 2, false>;
+                type ClusterAny = cluster<$device, $vector, 4, false>;
                 type Gradient = block_gradient<$device, $vector, 2, true>;
-                type GradientAny = block_gradient<$device, 4, 2, false>;
+                type GradientAny = block_gradient<$device, $vector, 2, false>;
                 type GradientCluster = cluster_gradient<$device, $vector, 2, true>;
-                type GradientClusterAny = cluster_gradient<$device, 4, 2, false>;
+                type GradientClusterAny = cluster_gradient<$device, $vector, 2, false>;
             }
         )*
     };

@@ -100,9 +100,9 @@ where
         // are freed in the order of their home streams, which `with_operands` makes wait for this work.
         stream.with_operands(&operands, || unsafe {
             if plan.vector {
-                stream.device().kernel::<O::Vector>()?.launch(stream, grid, (params,))
+                stream.device().kernel::<O::Vector>()?.launch_early(stream, grid, (params,))
             } else {
-                stream.device().kernel::<O::Any>()?.launch(stream, grid, (params,))
+                stream.device().kernel::<O::Any>()?.launch_early(stream, grid, (params,))
             }
         })?;
         column_sums(stream, [Option::zip(parts.as_ref(), db), None], adds)
@@ -182,7 +182,7 @@ impl Plan {
         let there: Vec<AnyRows> = rows.iter().copied().filter(AnyRows::is_there).collect();
         let shares = Shares::of::<O>(sizes.columns, &there, 1);
         let chunks = (sizes.columns as u64).div_ceil(u64::from(shares.chunk)).max(1);
-        let threads = chunks.next_power_of_two().min(u64::from(MOST_THREADS));
+        let threads = shares.least_threads(chunks, MOST_THREADS);
         let across = chunks.div_ceil(threads);
         let (rows, round) = (sizes.rows as u64, u64::from(THREADS) / threads * u64::from(ROWS));
         let most = if rows <= ROUNDS * round { 1 } else { rows.div_ceil(round) };
