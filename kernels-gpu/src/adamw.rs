@@ -11,7 +11,6 @@ use warpsmith_dsl::{kernel, warp};
 #[kernel(
     family = adamw,
     block = [THREADS, 1, 1],
-    dependent_launch = true,
     min_blocks = 6,
     shared = THREADS / warp::SIZE * 4,
 )]
@@ -28,7 +27,6 @@ pub unsafe fn adamw_square_sums(p: AdamWParams) {
 #[kernel(
     family = adamw,
     block = [PREPARE_THREADS, 1, 1],
-    dependent_launch = true,
     min_blocks = 1,
     shared = PREPARE_THREADS / warp::SIZE * 4,
 )]
@@ -45,7 +43,6 @@ pub unsafe fn adamw_prepare(p: AdamWParams) {
 #[kernel(
     family = adamw,
     block = [UPDATE_THREADS, 1, 1],
-    dependent_launch = true,
     min_blocks = 5,
 )]
 pub unsafe fn adamw_update(p: AdamWParams) {

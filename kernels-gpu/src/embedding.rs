@@ -20,7 +20,6 @@ use warpsmith_dsl::rows::{RowElement, THREADS};
 #[kernel(
     family = embedding,
     block = [THREADS, 1, 1],
-    dependent_launch = true,
     min_blocks = 4,
     instances = [
         embedding_16 = <F16, 8, 4, true>,
@@ -41,7 +40,7 @@ pub unsafe fn embedding<T: RowElement, const PER: usize, const CHUNKS: usize, co
 /// # Safety
 ///
 /// As [`count_digits`].
-#[kernel(family = embedding, block = [ORDER_THREADS, 1, 1], dependent_launch = true, shared = ORDER_BYTES)]
+#[kernel(family = embedding, block = [ORDER_THREADS, 1, 1], shared = ORDER_BYTES)]
 pub unsafe fn embedding_count(p: PassParams) {
     // SAFETY: the caller's promise.
     unsafe { count_digits(&p) }
@@ -52,7 +51,7 @@ pub unsafe fn embedding_count(p: PassParams) {
 /// # Safety
 ///
 /// As [`sum_before`].
-#[kernel(family = embedding, block = [ORDER_THREADS, 1, 1], dependent_launch = true, shared = ORDER_BYTES)]
+#[kernel(family = embedding, block = [ORDER_THREADS, 1, 1], shared = ORDER_BYTES)]
 pub unsafe fn embedding_sums(numbers: GlobalMut<u32>, total: GlobalMut<u32>, count: u32) {
     // SAFETY: the caller's promise.
     unsafe { sum_before(numbers, total, count) }
@@ -63,7 +62,7 @@ pub unsafe fn embedding_sums(numbers: GlobalMut<u32>, total: GlobalMut<u32>, cou
 /// # Safety
 ///
 /// As [`put_in_order`].
-#[kernel(family = embedding, block = [ORDER_THREADS, 1, 1], dependent_launch = true, shared = ORDER_BYTES)]
+#[kernel(family = embedding, block = [ORDER_THREADS, 1, 1], shared = ORDER_BYTES)]
 pub unsafe fn embedding_order(p: PassParams) {
     // SAFETY: the caller's promise.
     unsafe { put_in_order(&p) }
@@ -77,7 +76,6 @@ pub unsafe fn embedding_order(p: PassParams) {
 #[kernel(
     family = embedding,
     block = [ORDER_THREADS, 1, 1],
-    dependent_launch = true,
     shared = ORDER_BYTES,
     instances = [embedding_distinct_count = <false>, embedding_distinct_put = <true>],
 )]
@@ -94,7 +92,6 @@ pub unsafe fn embedding_distinct<const PUTS: bool>(p: DistinctParams) {
 #[kernel(
     family = embedding,
     block = [THREADS, 1, 1],
-    dependent_launch = true,
     min_blocks = 2,
     instances = [
         embedding_gradient_f16 = <F16, 8, 1, true>,

@@ -42,7 +42,6 @@ pub struct TopkParams {
 #[kernel(
     family = topk,
     block = [THREADS, 1, 1],
-    dependent_launch = true,
     instances = [
         topk_f16_32 = <F16, 1>,
         topk_f16_64 = <F16, 2>,

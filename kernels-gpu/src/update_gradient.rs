@@ -15,7 +15,6 @@ use warpsmith_dsl::update_gradient::{SHARED_BYTES, UpdateGradientParams, update_
 #[kernel(
     family = update_gradient,
     block = [THREADS, 1, 1],
-    dependent_launch = true,
     min_blocks = 4,
     shared = SHARED_BYTES,
     instances = [

@@ -248,9 +248,9 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingOp<'a, T, I> {
         // which `with_operands` makes wait for this work.
         stream.with_operands(&[&table, &ids, &rows], || unsafe {
             if shares.vector {
-                device.kernel::<T::Gather>()?.launch_early(stream, grid, (params,))
+                device.kernel::<T::Gather>()?.launch(stream, grid, (params,))
             } else {
-                device.kernel::<T::GatherAny>()?.launch_early(stream, grid, (params,))
+                device.kernel::<T::GatherAny>()?.launch(stream, grid, (params,))
             }
         })
     }
@@ -530,13 +530,13 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
         // SAFETY: the sizes are those of the tensors, of which these are new and the results share no memory with anything. There are no more different ids than tokens, nor
         // than rows of the table. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
         stream.with_operands(&[&sorted.keys, &counts, &starts, &*ids, &*count], || unsafe {
-            device.kernel::<embedding_distinct<false>>()?.launch_early(stream, [tiles, 1, 1], (params,))?;
-            device.kernel::<embedding_sums>()?.launch_early(
+            device.kernel::<embedding_distinct<false>>()?.launch(stream, [tiles, 1, 1], (params,))?;
+            device.kernel::<embedding_sums>()?.launch(
                 stream,
                 [1, 1, 1],
                 (params.counts, total, tiles),
             )?;
-            device.kernel::<embedding_distinct<true>>()?.launch_early(stream, [tiles, 1, 1], (params,))
+            device.kernel::<embedding_distinct<true>>()?.launch(stream, [tiles, 1, 1], (params,))
         })?;
         if rows.is_empty() {
             return Ok(());
@@ -576,13 +576,13 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
             // SAFETY: the sizes are those of the tensors, which are new but for the ids; a pass reads what the one before has written. As above for when they are freed.
             stream.with_operands(&operands, || unsafe {
                 let grid = [tiles, 1, 1];
-                device.kernel::<embedding_count>()?.launch_early(stream, grid, (params,))?;
-                device.kernel::<embedding_sums>()?.launch_early(
+                device.kernel::<embedding_count>()?.launch(stream, grid, (params,))?;
+                device.kernel::<embedding_sums>()?.launch(
                     stream,
                     [1, 1, 1],
                     (params.counts, nowhere, numbers),
                 )?;
-                device.kernel::<embedding_order>()?.launch_early(stream, grid, (params,))
+                device.kernel::<embedding_order>()?.launch(stream, grid, (params,))
             })?;
         }
         Ok(sorted)
@@ -623,9 +623,9 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
         // SAFETY: the sizes and strides are those of the tensors; the result shares no memory with what is read. As above for when they are freed.
         stream.with_operands(&operands, || unsafe {
             if plan.vector {
-                device.kernel::<T::Gradient>()?.launch_early(stream, plan.grid, (params,))
+                device.kernel::<T::Gradient>()?.launch(stream, plan.grid, (params,))
             } else {
-                device.kernel::<T::GradientAny>()?.launch_early(stream, plan.grid, (params,))
+                device.kernel::<T::GradientAny>()?.launch(stream, plan.grid, (params,))
             }
         })
     }

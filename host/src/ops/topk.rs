@@ -345,7 +345,7 @@ unsafe fn launch_kernel<T: TopkElement, K: Kernel<Args = Args<T::Device>>>(
     arguments: Args<T::Device>,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
-    unsafe { device.kernel::<K>()?.launch_early(stream, grid, arguments) }
+    unsafe { device.kernel::<K>()?.launch(stream, grid, arguments) }
 }
 
 #[cfg(test)]

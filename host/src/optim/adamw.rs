@@ -526,10 +526,10 @@ impl AdamW {
             // other or with gradients. `with_operands` orders the work with their other uses.
             unsafe {
                 if let Some(squares) = squares {
-                    squares.launch_early(stream, [pieces, 1, 1], (params,))?;
+                    squares.launch(stream, [pieces, 1, 1], (params,))?;
                 }
-                prepare.launch_early(stream, [1, 1, 1], (params,))?;
-                update.launch_early(stream, [pieces, 1, 1], (params,))
+                prepare.launch(stream, [1, 1, 1], (params,))?;
+                update.launch(stream, [pieces, 1, 1], (params,))
             }
         })
     }

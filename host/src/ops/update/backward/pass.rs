@@ -100,7 +100,7 @@ impl<T: UpdateGradientElement> UpdateBackwardOp<'_, T> {
         // `with_operands` makes wait for this work.
         stream.with_operands(&operands, || unsafe {
             let kernel = stream.device().kernel::<T::Gradient>()?;
-            kernel.launch_early(stream, [plan.across(), plan.strips, 1], (params,))
+            kernel.launch(stream, [plan.across(), plan.strips, 1], (params,))
         })?;
         let (Some(parts), Some(dcodes)) = (parts, dcodes) else { return Ok(()) };
         if is_dense {
