@@ -18,7 +18,6 @@ use warpsmith_dsl::{kernel, warp};
 #[kernel(
     family = cross_entropy,
     block = [THREADS, 1, 1],
-    dependent_launch = true,
     min_blocks = 3,
     shared = SHARED_BYTES,
     instances = [
@@ -45,7 +44,6 @@ pub unsafe fn cross_entropy<T: RowElement, const PER: usize, const CHUNKS: usize
 #[kernel(
     family = cross_entropy,
     block = [THREADS, 1, 1],
-    dependent_launch = true,
     min_blocks = 4,
     shared = THREADS / warp::SIZE * 4,
 )]
@@ -62,7 +60,6 @@ pub unsafe fn label_counts(labels: Labels, counts: GlobalMut<u32>, rows: u32, pa
 #[kernel(
     family = cross_entropy,
     block = [THREADS, 1, 1],
-    dependent_launch = true,
     min_blocks = 4,
     shared = SHARED_BYTES,
 )]

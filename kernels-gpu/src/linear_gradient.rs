@@ -22,8 +22,8 @@ use warpsmith_dsl::rows::{RowElement, THREADS};
         linear_gradient_f16 = <F16, 8, 1, true>,
         linear_gradient_bf16 = <Bf16, 8, 1, true>,
         linear_gradient_f32 = <f32, 4, 1, true>,
-        linear_gradient_any_f16 = <F16, 8, 8, false>,
-        linear_gradient_any_bf16 = <Bf16, 8, 8, false>,
+        linear_gradient_any_f16 = <F16, 4, 4, false>,
+        linear_gradient_any_bf16 = <Bf16, 4, 4, false>,
         linear_gradient_any_f32 = <f32, 4, 4, false>,
     ],
 )]

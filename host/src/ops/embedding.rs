@@ -531,11 +531,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
         // than rows of the table. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
         stream.with_operands(&[&sorted.keys, &counts, &starts, &*ids, &*count], || unsafe {
             device.kernel::<embedding_distinct<false>>()?.launch(stream, [tiles, 1, 1], (params,))?;
-            device.kernel::<embedding_sums>()?.launch(
-                stream,
-                [1, 1, 1],
-                (params.counts, total, tiles),
-            )?;
+            device.kernel::<embedding_sums>()?.launch(stream, [1, 1, 1], (params.counts, total, tiles))?;
             device.kernel::<embedding_distinct<true>>()?.launch(stream, [tiles, 1, 1], (params,))
         })?;
         if rows.is_empty() {

@@ -1,5 +1,5 @@
-//! How the kernels of the family `elementwise` are run: every function, on rows that end where any chunk begins, and single ones that end anywhere, of which operands and
-//! results have every type; with more threads than there are elements, along columns and rows.
+//! How the kernels of the family `elementwise` are run: every function, on rows that end where any chunk begins, and single ones that end anywhere.
+//! Operands and results have every type. There are more threads than elements, along columns and rows.
 
 use warpsmith::cpu::Elementwise;
 use warpsmith::ops::Activation;

@@ -46,11 +46,11 @@ pub trait LinearGradientElement: RowElement {
 
 impl LinearGradientElement for f16 {
     type Vector = linear_gradient_kernel<F16, 8, 1, true>;
-    type Any = linear_gradient_kernel<F16, 8, 8, false>;
+    type Any = linear_gradient_kernel<F16, 4, 4, false>;
 }
 impl LinearGradientElement for bf16 {
     type Vector = linear_gradient_kernel<Bf16, 8, 1, true>;
-    type Any = linear_gradient_kernel<Bf16, 8, 8, false>;
+    type Any = linear_gradient_kernel<Bf16, 4, 4, false>;
 }
 impl LinearGradientElement for f32 {
     type Vector = linear_gradient_kernel<f32, 4, 1, true>;

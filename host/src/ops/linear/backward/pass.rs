@@ -181,7 +181,9 @@ impl Plan {
     pub(super) fn new<O: Element>(sizes: Sizes, rows: &[AnyRows]) -> Self {
         let there: Vec<AnyRows> = rows.iter().copied().filter(AnyRows::is_there).collect();
         let shares = Shares::of::<O>(sizes.columns, &there, 1);
-        let chunks = (sizes.columns as u64).div_ceil(u64::from(shares.chunk)).max(1);
+        // A thread has no registers for more that are read one by one.
+        let chunk = if shares.vector { shares.chunk } else { 4 };
+        let chunks = (sizes.columns as u64).div_ceil(u64::from(chunk)).max(1);
         let threads = shares.least_threads(chunks, MOST_THREADS);
         let across = chunks.div_ceil(threads);
         let (rows, round) = (sizes.rows as u64, u64::from(THREADS) / threads * u64::from(ROWS));

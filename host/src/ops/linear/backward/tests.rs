@@ -478,7 +478,7 @@ fn strips_have_all_rows_and_do_not_depend_on_the_gpu() {
                 assert!(strip * strips >= rows && strip * (strips - 1) < rows, "{case}");
                 assert!(plan.threads.is_power_of_two() && plan.threads <= 32 && strips <= 1024, "{case}");
                 assert!(plan.vector || plan.threads == 32, "{case}");
-                let per_block = plan.threads as usize * 8;
+                let per_block = plan.threads as usize * if plan.vector { 8 } else { 4 };
                 let across = plan.across as usize;
                 assert!(across * per_block >= columns && (across - 1) * per_block < columns, "{case}");
             }
