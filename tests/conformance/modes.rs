@@ -510,10 +510,13 @@ fn elements() -> Result<(), Failed> {
             Elementwise::Gated(Activation::Silu),
             Elementwise::GatedGradient(Activation::GeluTanh),
         ];
-        for (function, [rows, columns]) in
-            functions.into_iter().flat_map(|function| [[300, 72], [9, 1001]].map(|size| (function, size)))
+        // Rows without gaps are one, whose last chunk may be cut.
+        let sizes = [([300, 72], 0), ([9, 1001], 0), ([9, 1001], 1)];
+        for (function, ([rows, columns], before)) in
+            functions.into_iter().flat_map(|function| sizes.map(|size| (function, size)))
         {
-            let case = ElementwiseCase::new(function, dtype, rows, columns);
+            let placement = Placement { before, after: 0 };
+            let case = ElementwiseCase { placement, ..ElementwiseCase::new(function, dtype, rows, columns) };
             ran.extend(bits_in_every_mode(
                 &devices,
                 &format!("{dtype} {} {}", case.shape(), case.options()),

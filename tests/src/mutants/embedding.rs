@@ -8,7 +8,7 @@ use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_emulator::{Config, LaunchError, Module, Report};
 
 use super::Problem;
-use super::rows::{Float, Operands, number};
+use super::rows::{Float, Layout, Operands, number};
 
 /// The problems that an entry of this family is run on; none if the name is no such entry's.
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
@@ -29,12 +29,10 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         (false, _) => return None,
         (true, _) => Float::named(rest)?,
     };
-    let chunk = if is_any { 4 } else { 16 / of.bytes() };
-    let unit = if is_any { 1 } else { chunk };
     Some(if is_gradient {
-        boxed(Gradient::all(of, chunk, unit))
+        boxed(Gradient::all(of, Layout::new(of, 1, is_any, false)))
     } else {
-        boxed(Gather::all(of, chunk, unit))
+        boxed(Gather::all(of, Layout::new(of, 4, is_any, false)))
     })
 }
 
@@ -79,24 +77,28 @@ struct Gather {
 }
 
 impl Gather {
-    fn all(of: Float, chunk: usize, unit: usize) -> Vec<Self> {
-        let round = 4 * chunk;
+    fn all(of: Float, layout: Layout) -> Vec<Self> {
+        let Layout { chunk, unit, .. } = layout;
+        let least = layout.least();
+        let round = least * layout.chunks * chunk;
+        // Where each chunk of a thread ends, or each element of chunks that are no neighbours.
+        let apart = unit.max(least);
         let case = |columns: usize, is_wide: bool| Self {
             of,
             tokens: 9,
             columns,
             gap: unit,
             is_wide,
-            threads: 1,
+            threads: least as u32,
             grid: [1, 1, 1],
         };
-        let mut all: Vec<Self> = (1..=round / unit + 1).map(|end| case(end * unit, end % 2 == 0)).collect();
+        let mut all: Vec<Self> = (1..=round / apart + 1).map(|end| case(end * apart, end % 2 == 0)).collect();
         all.extend([
             // The last of the tokens has a row, and another.
             Self { tokens: 2, ..case(unit, false) },
             Self { tokens: 3, ..case(unit, true) },
             Self { threads: 64, grid: [1, 2, 1], gap: 0, ..case(64 * chunk, true) },
-            Self { threads: 2, tokens: 300, ..case(2 * unit, false) },
+            Self { threads: least.max(2) as u32, tokens: 300, ..case(2 * unit, false) },
             Self { grid: [2, 1, 1], tokens: 4, ..case(7 * round, false) },
         ]);
         all
@@ -355,7 +357,10 @@ struct Gradient {
 }
 
 impl Gradient {
-    fn all(of: Float, chunk: usize, unit: usize) -> Vec<Self> {
+    fn all(of: Float, layout: Layout) -> Vec<Self> {
+        let Layout { chunk, unit, .. } = layout;
+        let least = layout.least();
+        let (round, apart) = (least * chunk, unit.max(least));
         let case = |columns: usize, runs: &[usize]| Self {
             of,
             other: Float::F32,
@@ -364,16 +369,16 @@ impl Gradient {
             is_dense: false,
             columns,
             gap: unit,
-            threads: 1,
+            threads: least as u32,
             grid: [1, 1, 1],
         };
         let mut all = Vec::new();
-        for end in 1..=chunk / unit + 1 {
+        for end in 1..=round / apart + 1 {
             for (other, is_dense) in [Float::F16, Float::Bf16, Float::F32]
                 .into_iter()
                 .flat_map(|other| [(other, false), (other, true)])
             {
-                all.push(Self { other, is_dense, ..case(end * unit, &[2, 1]) });
+                all.push(Self { other, is_dense, ..case(end * apart, &[2, 1]) });
             }
         }
         for is_dense in [false, true] {
@@ -385,7 +390,7 @@ impl Gradient {
                 Self { behind: 3, ..of_case(unit, &[3, 17, 1]) },
                 Self { behind: 9, ..of_case(2 * unit, &[8, 2]) },
                 Self { threads: 64, grid: [1, 2, 1], ..of_case(64 * chunk, &[1, 2, 1, 3, 1, 1, 2, 1, 1]) },
-                Self { grid: [2, 1, 1], ..of_case(7 * chunk, &[2, 3]) },
+                Self { grid: [2, 1, 1], ..of_case(7 * round, &[2, 3]) },
                 of_case(unit, &[1; 300]),
             ]);
         }

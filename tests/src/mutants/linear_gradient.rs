@@ -10,16 +10,17 @@ use warpsmith_lab::bound::backward::Near;
 
 use super::Problem;
 use super::elementwise::on_device;
-use super::rows::{Float, Operands, number};
+use super::rows::{Float, Layout, Operands, number};
 
 /// The problems that an entry of this family is run on; none if the name is no such entry's.
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let rest = name.strip_prefix("linear_gradient_")?;
     let (is_any, rest) = rest.strip_prefix("any_").map_or((false, rest), |rest| (true, rest));
     let of = Float::named(rest)?;
-    let chunk = if is_any { 4 } else { 16 / of.bytes() };
     // What columns are a multiple of: a row may end before each element of a chunk, or of each chunk.
-    let unit = if is_any { 1 } else { chunk };
+    let layout = Layout::new(of, 1, is_any, false);
+    let Layout { chunk, unit, .. } = layout;
+    let least = layout.least() as u32;
     let base = Case {
         of,
         slopes: Slopes::Ones,
@@ -32,7 +33,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         strip: u32::MAX,
         columns: unit,
         gap: unit,
-        threads: 1,
+        threads: least,
         chunk,
     };
     let all_slopes = Activation::ALL
@@ -43,7 +44,8 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let mut cases = Vec::new();
     // Every function, with scales of each kind, results of each type, and without some.
     for (number, slopes) in all_slopes.enumerate() {
-        let case = Case { slopes, rows: 3, columns: 2 * chunk + unit, threads: 4, ..base };
+        let columns = if is_any { 32 * (chunk - 1) + 1 } else { 3 * chunk };
+        let case = Case { slopes, rows: 3, columns, threads: least.max(4), ..base };
         let types = [Float::F16, Float::Bf16, Float::F32];
         cases.push(Case { scales: [number % 3, (number + 1) % 3], dz: Some(types[number % 3]), ..case });
         cases.push(Case {
@@ -71,30 +73,32 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     }
     // Rows that end at each of a thread's chunks or elements, and at a word of the mask.
     let loaded = [Slopes::At(Activation::Silu), Slopes::Bits, Slopes::Ones];
-    let ends = if is_any { 9 } else { 5 };
+    let ends = if is_any { chunk + 1 } else { 5 };
+    let apart = unit.max(least as usize);
     for end in 1..=ends {
         for (slopes, dz) in loaded.into_iter().zip([Float::F16, Float::Bf16, Float::F32]) {
             let case = Case { slopes, dz: Some(dz), scales: [0, 2], rows: 2, ..base };
-            cases.push(Case { columns: end * unit, threads: 2, ..case });
+            cases.push(Case { columns: end * apart, threads: least.max(2), ..case });
         }
         let columns = 32 + end * unit;
         cases.push(Case { columns, threads: 32, slopes: Slopes::Bits, rows: 2, ..base });
     }
     cases.push(Case { columns: 32, threads: 32, slopes: Slopes::Bits, rows: 2, ..base });
     // Strips that end at each of the rows of one round and of two, or before; several strips, and several blocks of columns.
-    for threads in [8, 32] {
+    let some = if is_any { 37 } else { 3 * chunk };
+    for threads in [8, 32].into_iter().filter(|threads| *threads >= least) {
         let teams = THREADS / threads;
         for end in 1..=2 * ROWS {
             for (before, slopes) in [0, 1].into_iter().zip(loaded.into_iter().cycle().skip(end as usize)) {
                 let case = Case { rows: (end * teams - before) as usize, threads, slopes, ..base };
-                cases.push(Case { columns: 3 * chunk, scales: [2, 0], ..case });
+                cases.push(Case { columns: some, scales: [2, 0], ..case });
                 cases.push(Case { columns: 32, ..case });
             }
         }
         // All rows of two rounds of each kind.
         for slopes in loaded {
             let rows = (2 * ROWS * teams) as usize;
-            cases.push(Case { rows, threads, slopes, columns: 3 * chunk, scales: [2, 2], ..base });
+            cases.push(Case { rows, threads, slopes, columns: some, scales: [2, 2], ..base });
         }
         let columns = threads as usize * chunk + chunk;
         let strip = teams * ROWS;
@@ -112,8 +116,8 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
             }
         }
     }
-    // A thread for each row.
-    cases.push(Case { rows: 700, columns: chunk, threads: 1, gap: 0, ..base });
+    // A thread for each row, or a warp.
+    cases.push(Case { rows: 700, columns: chunk, gap: 0, ..base });
     Some(cases.into_iter().map(|case| Box::new(case) as Box<dyn Problem>).collect())
 }
 

@@ -149,14 +149,14 @@ pub struct Shipped {
     pub twin: Option<String>,
 }
 
-/// Every entry of every shipped module, but those for sm_75 of families that have a module for later architectures, which the
-/// table knows: most of these entries have the same names.
+/// Every entry of every shipped module, but those of families that have a module for later architectures too, which the table
+/// knows: most of these entries have the same names.
 #[must_use]
 pub fn shipped() -> Vec<Shipped> {
     use rayon::prelude::*;
     let is_namesake = |module: &warpsmith_kernels::PtxModule| {
         let mut others = warpsmith_kernels::MODULES.iter().filter(|other| other.family == module.family);
-        module.arch < (8, 0) && others.any(|other| other.arch >= (8, 0))
+        others.any(|other| other.arch > module.arch)
     };
     let modules = warpsmith_kernels::MODULES.iter().filter(|module| !is_namesake(module));
     let entries = modules.flat_map(|module| {

@@ -1,6 +1,6 @@
 //! How the kernels of the families `norm`, `norm_cluster` and `column_sums` are run. On rows of a part of a warp, of some
-//! warps, of a block and of more than its threads hold at a time, with and without each operand. In grids with fewer teams than
-//! rows.
+//! warps, of a block and of more than its threads hold at a time, with and without each operand. Gradients in grids with fewer teams
+//! than rows.
 
 use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::norm::{NormGradientParams, NormParams};
@@ -9,7 +9,7 @@ use warpsmith_emulator::{Config, LaunchError, Module, Report};
 use warpsmith_kernels::column_sums::ColumnSumsParams;
 
 use super::Problem;
-use super::rows::{Float, Operands, edges, number, shares};
+use super::rows::{Float, Layout, Operands, number};
 
 /// The problems that an entry of these families is run on; none if the name is no such entry's.
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
@@ -31,14 +31,9 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         [of] => (false, Float::named(of)?),
         _ => return None,
     };
-    let vector = 16 / of.bytes();
-    let (chunk, chunks) = match (is_any, is_gradient) {
-        (true, _) => (4, 2),
-        (false, true) => (vector, 2),
-        (false, false) => (vector, 16 / vector),
-    };
-    let unit = if is_any { 1 } else { chunk };
-    let kernel = Kernel { of, is_gradient, chunk, chunks, cluster: if is_clustered { 2 } else { 1 } };
+    let layout = Layout::new(of, if is_gradient { 2 } else { 4 }, is_any, is_clustered);
+    let Layout { chunk, chunks, unit, .. } = layout;
+    let kernel = Kernel { of, is_gradient, layout };
     let case = |rows: usize, columns: usize| Case {
         kernel,
         shares: None,
@@ -53,21 +48,20 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         residual: false,
         statistics: true,
     };
-    let of_block = 256 * chunk * chunks * kernel.cluster;
+    let of_block = layout.most();
     let mut all = vec![
         case(3, 1),
         Case { is_centered: false, bias: false, ..case(70, 2 * chunk + 1) },
         Case { residual: true, gap: 0, ..case(5, 3 * chunk) },
         Case { weight: false, other: Float::F32, ..case(20, 5 * chunk + 2) },
         Case { bias: false, statistics: false, other: Float::F16, ..case(9, 37 * chunk + 3) },
-        Case { residual: true, is_centered: false, ..case(7, 70 * chunk) },
+        Case { residual: true, is_centered: false, ..case(7, 35 * chunks * chunk) },
     ];
     if is_clustered {
         all.truncate(3);
         all.iter_mut().for_each(|case| case.rows = case.rows.min(5));
     }
-    let of_edges = edges([chunk, chunks, unit, kernel.cluster]).into_iter();
-    for (columns, shares) in of_edges {
+    for (columns, shares) in layout.edges() {
         // Gradients of columns are added up in memory where rows take several rounds: of one row of a block at a time.
         if is_gradient && !is_clustered && shares[1] > 1 {
             continue;
@@ -90,9 +84,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
 struct Kernel {
     of: Float,
     is_gradient: bool,
-    chunk: usize,
-    chunks: usize,
-    cluster: usize,
+    layout: Layout,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +94,7 @@ struct Case {
     shares: Option<[u32; 2]>,
     rows: usize,
     columns: usize,
-    /// Blocks, or clusters.
+    /// Blocks, or clusters; at least so many, where each has rows at most once.
     blocks: u32,
     /// Elements between rows.
     gap: usize,
@@ -121,8 +113,7 @@ const OFFSET: f32 = 1.0;
 
 impl Case {
     fn shares(&self) -> [u32; 2] {
-        let Kernel { chunk, chunks, cluster, .. } = self.kernel;
-        self.shares.unwrap_or_else(|| shares(self.columns, chunk, chunks, cluster))
+        self.shares.unwrap_or_else(|| self.kernel.layout.shares(self.columns))
     }
 
     fn x(&self, row: usize, column: usize) -> f64 {
@@ -224,8 +215,8 @@ impl Case {
             is_centered: u32::from(self.is_centered),
             reserved: 0,
         };
-        let cluster = kernel.cluster as u32;
-        operands.launch(module, shared_bytes, [self.blocks * cluster, cluster], (params,))
+        let grid = kernel.layout.grid(rows, threads, self.blocks);
+        operands.launch(module, shared_bytes, grid, (params,))
     }
 
     fn backward(
@@ -268,7 +259,7 @@ impl Case {
         let [mean, deviation] = [vector(0)?, vector(1)?];
         // The rows of each block, or cluster, in turn.
         let [threads, rounds] = self.shares();
-        let teams = if kernel.cluster > 1 { 1 } else { 256 / threads as usize };
+        let teams = if kernel.layout.cluster > 1 { 1 } else { 256 / threads as usize };
         let of_part = |part: usize| (0..rows).filter(move |row| row / teams % self.blocks as usize == part);
         let parts = (self.blocks as usize).min(rows.div_ceil(teams));
         let part_shape = [parts, columns, 0];
@@ -302,7 +293,7 @@ impl Case {
             inverse: 1.0 / columns as f32,
             is_centered: u32::from(self.is_centered),
         };
-        let cluster = kernel.cluster as u32;
+        let cluster = kernel.layout.cluster as u32;
         operands.launch(module, shared_bytes, [parts as u32 * cluster, cluster], (params,))
     }
 

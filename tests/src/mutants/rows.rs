@@ -230,23 +230,81 @@ impl Operands {
     }
 }
 
-/// How the threads of a kernel share a row: the least power of two whose chunks hold it, from `least` on, and how often.
-pub(super) fn shares(columns: usize, chunk: usize, chunks: usize, cluster: usize) -> [u32; 2] {
-    let all = columns.div_ceil(chunk).max(1);
-    let threads = all.div_ceil(chunks).next_power_of_two().clamp(all.next_power_of_two().min(4), 256);
-    let threads = if cluster > 1 { 256 } else { threads };
-    [threads as u32, all.div_ceil(threads * chunks * cluster) as u32]
+/// How a kernel's threads have the columns of a row.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    /// Elements of a chunk.
+    pub(super) chunk: usize,
+    /// Chunks of a thread that are in registers at a time.
+    pub(super) chunks: usize,
+    /// What columns and gaps are a multiple of: of chunks that are no neighbours 1.
+    pub(super) unit: usize,
+    /// Blocks of a cluster that share a row.
+    pub(super) cluster: usize,
 }
 
-/// Columns with which a row ends where each chunk of a thread begins, or, of chunks that are no neighbours (`unit` is 1), each of its elements; of rows of
-/// one round and of two. With the threads that share such a row, and the rounds.
-pub(super) fn edges([chunk, chunks, unit, cluster]: [usize; 4]) -> Vec<(usize, [u32; 2])> {
-    let of_block = if cluster > 1 { 256 } else { 4 };
-    let threads = of_block * cluster;
-    let at_a_time = threads * chunk * chunks;
-    let step = if unit > 1 { threads * chunk } else { threads };
-    let ends = move |round: usize| (1..=at_a_time / step).map(move |slot| round * at_a_time + slot * step);
-    let of_round =
-        |round: usize| ends(round).map(move |columns| (columns, [of_block as u32, round as u32 + 1]));
-    of_round(0).chain(of_round(1)).collect()
+impl Layout {
+    /// Of elements of a type, 16 bytes to a chunk.
+    pub(super) fn new(of: Float, chunks: usize, is_any: bool, is_clustered: bool) -> Self {
+        let chunk = 16 / of.bytes();
+        Self { chunk, chunks, unit: if is_any { 1 } else { chunk }, cluster: 1 + usize::from(is_clustered) }
+    }
+
+    /// The fewest threads of a block that share a row: a warp, where the elements of a chunk are a warp's lanes apart.
+    pub(super) fn least(self) -> usize {
+        if self.unit > 1 { 1 } else { 32 }
+    }
+
+    /// Columns that a block, or a cluster, has registers for.
+    pub(super) fn most(self) -> usize {
+        256 * self.chunk * self.chunks * self.cluster
+    }
+
+    /// How threads share a row: the least power of two whose chunks hold it, from the fewest on, and how often.
+    pub(super) fn shares(self, columns: usize) -> [u32; 2] {
+        let Self { chunk, chunks, cluster, .. } = self;
+        let all = columns.div_ceil(chunk).max(1);
+        let least = all.next_power_of_two().min(4).max(self.least());
+        let threads = all.div_ceil(chunks).next_power_of_two().clamp(least, 256);
+        let threads = if cluster > 1 { 256 } else { threads };
+        [threads as u32, all.div_ceil(threads * chunks * cluster) as u32]
+    }
+
+    /// Blocks of a grid that has a team, or a cluster, for each of the rows, and at least so many blocks or clusters; and the blocks of a cluster.
+    pub(super) fn grid(self, rows: usize, threads: u32, least: u32) -> [u32; 2] {
+        let (rows, cluster) = (rows as u32, self.cluster as u32);
+        let teams = if cluster > 1 { 1 } else { 256 / threads };
+        [rows.div_ceil(teams).max(least) * cluster, cluster]
+    }
+
+    /// Columns with which a row ends where each chunk of a thread begins, or, of chunks that are no neighbours, each of its elements; of rows of one round and of
+    /// two. With the threads that share such a row, and the rounds.
+    pub(super) fn edges(self) -> Vec<(usize, [u32; 2])> {
+        let Self { chunk, chunks, unit, cluster } = self;
+        let of_block = if cluster > 1 { 256 } else { self.least().max(4) };
+        let threads = of_block * cluster;
+        let of_chunks = threads * chunk;
+        // Elements of a warp's chunks, which are neighbours; in turn of each warp.
+        let of_element = move |slot: usize, element: usize| {
+            let warp = (slot + element) % (threads / 32);
+            slot * of_chunks + (warp * chunk + element) * 32
+        };
+        let of_slot = move |slot: usize| -> Vec<usize> {
+            if unit > 1 {
+                return vec![(slot + 1) * of_chunks];
+            }
+            (1..=chunk).map(|element| of_element(slot, element)).collect()
+        };
+        let mut all = Vec::new();
+        for rounds in [1, 2] {
+            for slot in 0..chunks {
+                // Of a cluster's wide rows, the other elements of two rounds have all that there is in the first one.
+                let before =
+                    if cluster == 1 || unit > 1 || slot == 0 { (rounds - 1) * of_chunks * chunks } else { 0 };
+                let ends = of_slot(slot).into_iter();
+                all.extend(ends.map(|columns| (before + columns, [of_block as u32, rounds as u32])));
+            }
+        }
+        all
+    }
 }

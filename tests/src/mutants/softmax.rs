@@ -1,6 +1,5 @@
 //! How the kernels of the families `softmax`, `softmax_cluster`, `cross_entropy` and `cross_entropy_cluster` are run. On rows
 //! of a part of a warp, of some warps, of a block and of more than its threads hold at a time, with and without each operand.
-//! In grids with fewer teams than rows.
 
 use warpsmith::cpu::{self, CrossEntropy, Target};
 use warpsmith_dsl::cross_entropy::{CrossEntropyParams, LabelKind, Labels};
@@ -11,7 +10,7 @@ use warpsmith_emulator::{Config, LaunchError, Module, Report};
 use warpsmith_lab::bound::softmax as bound;
 
 use super::Problem;
-use super::rows::{Float, Operands, edges, number, shares};
+use super::rows::{Float, Layout, Operands, number};
 
 /// The problems that an entry of these families is run on; none if the name is no such entry's.
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
@@ -28,19 +27,8 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let (is_gradient, rest) = rest.strip_prefix("gradient_").map_or((false, rest), |rest| (true, rest));
     let (is_any, rest) = rest.strip_prefix("any_").map_or((false, rest), |rest| (true, rest));
     let of = Float::named(rest)?;
-    let vector = 16 / of.bytes();
-    let (chunk, chunks) = match (is_any, is_gradient) {
-        (true, _) => (4, 2),
-        (false, true) => (vector, 2),
-        (false, false) => (vector, 4),
-    };
-    let kernel = Kernel {
-        of,
-        chunk,
-        chunks,
-        cluster: if is_clustered { 2 } else { 1 },
-        unit: if is_any { 1 } else { chunk },
-    };
+    let layout = Layout::new(of, if is_gradient { 2 } else { 4 }, is_any, is_clustered);
+    let kernel = Kernel { of, layout };
     Some(match (is_loss, is_gradient) {
         (true, _) => boxed(Loss::all(kernel)),
         (false, true) => boxed(Gradient::all(kernel)),
@@ -56,44 +44,24 @@ fn boxed<P: Problem + 'static>(problems: Vec<P>) -> Vec<Box<dyn Problem>> {
 #[derive(Clone, Copy, Debug)]
 struct Kernel {
     of: Float,
-    chunk: usize,
-    chunks: usize,
-    cluster: usize,
-    /// What columns and gaps are a multiple of.
-    unit: usize,
+    layout: Layout,
 }
 
 impl Kernel {
-    /// Columns that a block, or a cluster, has registers for.
-    fn most(&self) -> usize {
-        256 * self.chunk * self.chunks * self.cluster
-    }
-
-    fn shares(&self, columns: usize) -> [u32; 2] {
-        shares(columns, self.chunk, self.chunks, self.cluster)
-    }
-
-    /// Blocks of a grid of so many, or so many clusters.
-    fn grid(&self, blocks: u32) -> [u32; 2] {
-        let cluster = self.cluster as u32;
-        [blocks * cluster, cluster]
-    }
-
     /// Columns where rows end, with who shares them, and each type of a result.
     fn edges(&self) -> impl Iterator<Item = (usize, [u32; 2], Float)> {
-        let all = edges([self.chunk, self.chunks, self.unit, self.cluster]).into_iter();
-        all.flat_map(|(columns, shares)| {
+        self.layout.edges().into_iter().flat_map(|(columns, shares)| {
             [Float::F16, Float::Bf16, Float::F32].map(|of| (columns, shares, of))
         })
     }
 
     /// Rows of what ends there: few of a cluster's.
     fn rows(&self) -> usize {
-        if self.cluster > 1 { 1 } else { 2 }
+        if self.layout.cluster > 1 { 1 } else { 2 }
     }
 
     fn columns(&self, columns: usize) -> usize {
-        columns.next_multiple_of(self.unit)
+        columns.next_multiple_of(self.layout.unit)
     }
 }
 
@@ -113,6 +81,7 @@ struct Softmax {
     shares: Option<[u32; 2]>,
     rows: usize,
     columns: usize,
+    /// Blocks, or clusters, that there are at least.
     blocks: u32,
     gap: usize,
     /// The type of results.
@@ -130,20 +99,20 @@ impl Softmax {
             rows,
             columns: kernel.columns(columns),
             blocks: 2,
-            gap: kernel.unit,
+            gap: kernel.layout.unit,
             other: kernel.of,
             masks: 0,
             scale: 0.75,
         };
-        let chunk = kernel.chunk;
+        let Layout { chunk, chunks, .. } = kernel.layout;
         let mut all = vec![
             case(3, 1),
             Self { masks: 70, ..case(70, 2 * chunk + 1) },
             Self { masks: 1, gap: 0, other: Float::F32, ..case(20, 5 * chunk + 2) },
             Self { masks: 9, other: Float::F16, scale: 3.0, ..case(9, 37 * chunk + 3) },
-            case(7, 70 * chunk),
+            case(7, 35 * chunks * chunk),
         ];
-        if kernel.cluster > 1 {
+        if kernel.layout.cluster > 1 {
             all.truncate(3);
             for case in &mut all {
                 case.rows = case.rows.min(5);
@@ -159,8 +128,8 @@ impl Softmax {
             }
         }
         // Every chunk of a thread, partly; and more than one round.
-        all.push(Self { other: Float::Bf16, ..case(3, kernel.most() - 3 * chunk) });
-        all.push(Self { masks: 2, blocks: 1, ..case(2, kernel.most() + 5 * chunk) });
+        all.push(Self { other: Float::Bf16, ..case(3, kernel.layout.most() - 3 * chunk) });
+        all.push(Self { masks: 2, blocks: 1, ..case(2, kernel.layout.most() + 5 * chunk) });
         all
     }
 }
@@ -205,7 +174,7 @@ impl Problem for Softmax {
                 .collect();
             mask = operands.bytes(&with_gaps)?;
         }
-        let [threads, rounds] = self.shares.unwrap_or_else(|| kernel.shares(columns));
+        let [threads, rounds] = self.shares.unwrap_or_else(|| kernel.layout.shares(columns));
         let params = SoftmaxParams::<u8> {
             y,
             x: Global::new(from.base),
@@ -219,7 +188,7 @@ impl Problem for Softmax {
             factor: scale * std::f32::consts::LOG2_E,
             reserved: 0,
         };
-        operands.launch(module, shared_bytes, kernel.grid(self.blocks), (params,))
+        operands.launch(module, shared_bytes, kernel.layout.grid(rows, threads, self.blocks), (params,))
     }
 }
 
@@ -230,6 +199,7 @@ struct Gradient {
     shares: Option<[u32; 2]>,
     rows: usize,
     columns: usize,
+    /// Blocks, or clusters, that there are at least.
     blocks: u32,
     gap: usize,
     /// The types of both gradients.
@@ -244,26 +214,26 @@ impl Gradient {
             rows,
             columns: kernel.columns(columns),
             blocks: 2,
-            gap: kernel.unit,
+            gap: kernel.layout.unit,
             others: [kernel.of; 2],
         };
-        let chunk = kernel.chunk;
+        let Layout { chunk, chunks, .. } = kernel.layout;
         let mut all = vec![
             case(3, 1),
             Self { others: [Float::F32, Float::F16], ..case(70, 2 * chunk + 1) },
             Self { gap: 0, others: [Float::Bf16, Float::F32], ..case(20, 5 * chunk + 2) },
             Self { others: [Float::F16, Float::Bf16], ..case(9, 37 * chunk + 3) },
-            case(7, 70 * chunk),
+            case(7, 35 * chunks * chunk),
         ];
-        if kernel.cluster > 1 {
+        if kernel.layout.cluster > 1 {
             all.truncate(4);
             all.iter_mut().for_each(|case| case.rows = case.rows.min(5));
         }
         for (columns, shares, of) in kernel.edges() {
             all.push(Self { shares: Some(shares), others: [of; 2], ..case(kernel.rows(), columns) });
         }
-        all.push(case(3, kernel.most() - 3 * chunk));
-        all.push(Self { blocks: 1, ..case(2, kernel.most() + 5 * chunk) });
+        all.push(case(3, kernel.layout.most() - 3 * chunk));
+        all.push(Self { blocks: 1, ..case(2, kernel.layout.most() + 5 * chunk) });
         all
     }
 }
@@ -303,7 +273,7 @@ impl Problem for Gradient {
         let from = operands.rows(kernel.of, shape, |row, column| f64::from(y[row * columns + column]))?;
         let dy = operands.rows(of_dy, shape, |row, column| f64::from(dy[row * columns + column]))?;
         let dx = operands.results(of_dx, shape, |row, column| expected[row][column])?;
-        let [threads, rounds] = self.shares.unwrap_or_else(|| kernel.shares(columns));
+        let [threads, rounds] = self.shares.unwrap_or_else(|| kernel.layout.shares(columns));
         let params = SoftmaxGradientParams::<u8> {
             dy,
             dx,
@@ -316,7 +286,7 @@ impl Problem for Gradient {
             scale: SCALE,
             reserved: 0,
         };
-        operands.launch(module, shared_bytes, kernel.grid(self.blocks), (params,))
+        operands.launch(module, shared_bytes, kernel.layout.grid(rows, threads, self.blocks), (params,))
     }
 }
 
@@ -327,6 +297,7 @@ struct Loss {
     shares: Option<[u32; 2]>,
     rows: usize,
     columns: usize,
+    /// Blocks, or clusters, that there are at least.
     blocks: u32,
     gap: usize,
     options: CrossEntropy,
@@ -349,14 +320,14 @@ impl Loss {
             rows,
             columns: kernel.columns(columns),
             blocks: 2,
-            gap: kernel.unit,
+            gap: kernel.layout.unit,
             options: PLAIN,
             gradient: Some(kernel.of),
             lse: true,
             parts: 0,
             labels: LabelKind::I64,
         };
-        let chunk = kernel.chunk;
+        let Layout { chunk, chunks, .. } = kernel.layout;
         let smooth = CrossEntropy { smoothing: 0.125, ..PLAIN };
         let capped = CrossEntropy { soft_cap: Some(3.0), ..PLAIN };
         let every = CrossEntropy { smoothing: 0.125, z_loss: 0.25, soft_cap: Some(3.0) };
@@ -365,9 +336,9 @@ impl Loss {
             Self { options: every, parts: 40, gradient: Some(Float::F32), ..case(70, 2 * chunk + 1) },
             Self { options: capped, gap: 0, labels: LabelKind::I32, parts: 1, ..case(20, 5 * chunk + 2) },
             Self { options: smooth, lse: false, gradient: Some(Float::F16), ..case(9, 37 * chunk + 3) },
-            Self { labels: LabelKind::U32, gradient: None, lse: false, ..case(7, 70 * chunk) },
+            Self { labels: LabelKind::U32, gradient: None, lse: false, ..case(7, 35 * chunks * chunk) },
         ];
-        if kernel.cluster > 1 {
+        if kernel.layout.cluster > 1 {
             all.truncate(4);
             all.iter_mut().for_each(|case| case.rows = case.rows.min(5));
         }
@@ -376,8 +347,12 @@ impl Loss {
             all.push(Self { shares, gradient, options: capped, ..case(kernel.rows(), columns) });
         }
         // Every chunk of a thread, partly; and more than one round.
-        all.push(Self { gradient: Some(Float::Bf16), options: smooth, ..case(3, kernel.most() - 3 * chunk) });
-        all.push(Self { options: every, blocks: 1, ..case(3, kernel.most() + 5 * chunk) });
+        all.push(Self {
+            gradient: Some(Float::Bf16),
+            options: smooth,
+            ..case(3, kernel.layout.most() - 3 * chunk)
+        });
+        all.push(Self { options: every, blocks: 1, ..case(3, kernel.layout.most() + 5 * chunk) });
         all
     }
 
@@ -441,7 +416,7 @@ impl Problem for Loss {
         // Half of the scale, from memory.
         let device_scale = if self.lse { operands.bytes(&0.5f32.to_le_bytes())? } else { 0 };
         let gradient_scale = if self.lse { 2.0 * SCALE } else { SCALE };
-        let [threads, rounds] = self.shares.unwrap_or_else(|| kernel.shares(columns));
+        let [threads, rounds] = self.shares.unwrap_or_else(|| kernel.layout.shares(columns));
         let cap = options.soft_cap;
         let params = CrossEntropyParams::<u8> {
             gradient,
@@ -465,7 +440,7 @@ impl Problem for Loss {
             gradient_scale,
             reserved: 0,
         };
-        operands.launch(module, shared_bytes, kernel.grid(self.blocks), (params,))
+        operands.launch(module, shared_bytes, kernel.layout.grid(rows, threads, self.blocks), (params,))
     }
 }
 

@@ -9,9 +9,8 @@ const NO_SUCH_PAIRS: &str = "what is turned has a first pair, and the pairs that
                              of four";
 const WHOLE_PARTS: &str = "a head's parts are whole: where one begins is no element before the end";
 
-const ELEMENTS: (&str, &str) = ("dsl/src/elementwise.rs", "while mine.has(first, 0) {");
 const GATHER: (&str, &str) = ("dsl/src/embedding/gather.rs", "while all.has(first, 0) {");
-const HAS: (&str, &str) = ("dsl/src/rows/columns.rs", "self.column(chunk, asked) < self.columns");
+const HAS: (&str, &str) = ("dsl/src/rows/columns.rs", "return self.column(chunk, 0) < self.columns;");
 const WORDS: (&str, &str) = ("dsl/src/launch.rs", "Self::new(self.0 + count * size_of::<T>() as u64)");
 const SCALES: (&str, &str) = ("dsl/src/linear_gradient.rs", "for j in 0..PER {");
 const ANGLES: (&str, &str) = ("dsl/src/rotary.rs", "let is_there = condition && (i as u32) < count;");
@@ -27,17 +26,11 @@ const fn bound(
 }
 
 pub(super) const EQUIVALENTS: &[Equivalent] = &[
-    bound("elementwise_", "setp.ge.u32…always false", ELEMENTS, NOTHING_MORE),
-    bound("elementwise_", "setp.ge.u32…setp.gt", ELEMENTS, NOTHING_MORE),
-    bound("elementwise_", "setp.lt.u32…setp.le", ELEMENTS, NOTHING_MORE),
     bound("embedding_", "setp.ge.u32…always false", GATHER, NOTHING_MORE),
     bound("embedding_", "setp.ge.u32…setp.gt", GATHER, NOTHING_MORE),
     bound("embedding_", "setp.lt.u32…setp.le", GATHER, NOTHING_MORE),
-    bound("elementwise_f", "setp…+ 1", ELEMENTS, WHOLE_CHUNKS),
-    bound("elementwise_b", "setp…+ 1", ELEMENTS, WHOLE_CHUNKS),
     bound("embedding_16", "setp…+ 1", GATHER, WHOLE_CHUNKS),
     bound("embedding_32", "setp…+ 1", GATHER, WHOLE_CHUNKS),
-    bound("elementwise_f", "setp…+ 1", HAS, WHOLE_CHUNKS),
     bound("linear_gradient_f", "setp…+ 1", HAS, WHOLE_CHUNKS),
     bound("linear_gradient_b", "setp…+ 1", HAS, WHOLE_CHUNKS),
     bound("linear_gradient_f", "setp…+ 1", WORDS, WHOLE_CHUNKS),
@@ -50,7 +43,6 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         ("dsl/src/linear_gradient.rs", "if team >= teams {"),
         "teams are a multiple of those that are read together",
     ),
-    bound("elementwise_b", "setp…+ 1", HAS, WHOLE_CHUNKS),
     bound("embedding_16", "setp…+ 1", HAS, WHOLE_CHUNKS),
     bound("embedding_32", "setp…+ 1", HAS, WHOLE_CHUNKS),
     bound("embedding_gradient_f", "setp…+ 1", HAS, WHOLE_CHUNKS),
