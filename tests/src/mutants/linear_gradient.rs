@@ -118,6 +118,14 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
             }
         }
     }
+    // Lanes that have nothing of the first elements, in a row's first block and in its second.
+    for (columns, slopes) in
+        [5, 32 * chunk + 5].into_iter().flat_map(|columns| loaded.map(|of| (columns, of)))
+    {
+        if is_any {
+            cases.push(Case { columns, slopes, rows: 3, scales: [2, 2], ..base });
+        }
+    }
     // A thread for each row, or a warp.
     cases.push(Case { rows: 700, columns: chunk, gap: 0, ..base });
     Some(cases.into_iter().map(|case| Box::new(case) as Box<dyn Problem>).collect())

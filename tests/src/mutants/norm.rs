@@ -44,9 +44,11 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         is_centered: true,
         other: of,
         weight: true,
+        offset: OFFSET,
         bias: true,
         residual: false,
         statistics: true,
+        y: true,
     };
     let of_block = layout.most();
     let mut all = vec![
@@ -66,11 +68,33 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         if is_gradient && !is_clustered && shares[1] > 1 {
             continue;
         }
+        let rows = if is_clustered { 1 } else { 2 };
+        let case = Case { shares: Some(shares), ..case(rows, columns) };
         for other in [Float::F16, Float::Bf16, Float::F32] {
-            let rows = if is_clustered { 1 } else { 2 };
-            let residual = other == of;
-            all.push(Case { shares: Some(shares), other, residual, ..case(rows, columns) });
+            all.push(Case { other, residual: other == of, ..case });
+            if !is_gradient {
+                all.push(Case { other, residual: other != of, ..case });
+            }
         }
+        if !is_gradient && shares[1] == 1 {
+            // What is loaded and stored without conversions, if weights have no offset.
+            all.push(Case { offset: 0.0, ..case });
+            all.push(Case { offset: 0.0, is_centered: false, bias: false, ..case });
+        }
+    }
+    if !is_gradient {
+        // Each thing that keeps a norm from that way, alone; and norms of which only the statistics are wanted.
+        let case = Case { offset: 0.0, ..case(3, 5 * chunk) };
+        let others = [Float::F16, Float::Bf16, Float::F32];
+        all.extend(others.map(|other| Case { other, ..case }));
+        all.extend([
+            Case { weight: false, ..case },
+            Case { bias: false, ..case },
+            Case { is_centered: false, ..case },
+            Case { is_centered: false, weight: false, bias: false, ..case },
+            Case { y: false, ..case },
+            Case { y: false, rows: 2, columns: of_block + 5 * chunk, ..case },
+        ]);
     }
     // Every chunk of a thread, partly; and more than one round.
     all.push(Case { other: Float::Bf16, ..case(3, of_block - 3 * chunk) });
@@ -102,10 +126,14 @@ struct Case {
     /// The type of the result and of weights.
     other: Float,
     weight: bool,
+    /// What is added to weights.
+    offset: f32,
     bias: bool,
     residual: bool,
     /// Whether statistics are written, or a gradient of columns.
     statistics: bool,
+    /// Whether the result is written.
+    y: bool,
 }
 
 const EPSILON: f32 = 0.125;
@@ -132,7 +160,7 @@ impl Case {
     }
 
     fn weight(&self, column: usize) -> f64 {
-        if self.weight { self.other.round(number(2, column)) + f64::from(OFFSET) } else { 1.0 }
+        if self.weight { self.other.round(number(2, column)) + f64::from(self.offset) } else { 1.0 }
     }
 
     fn bias(&self, column: usize) -> f64 {
@@ -158,7 +186,7 @@ impl Case {
             let rows = operands.rows(self.other, shape, |_, column| number(which, column))?;
             Ok(AnyRows { stride: 0, ..rows })
         };
-        Ok([AnyRows { offset: OFFSET, ..vector(self.weight, 2)? }, vector(self.bias, 3)?])
+        Ok([AnyRows { offset: self.offset, ..vector(self.weight, 2)? }, vector(self.bias, 3)?])
     }
 
     fn forward(
@@ -174,11 +202,14 @@ impl Case {
             .rows(if self.residual { self.other } else { of }, shape, |row, column| self.x(row, column))?;
         let [weight, bias] = self.vectors(&operands)?;
         let statistics: Vec<[f64; 2]> = (0..rows).map(|row| self.statistics(row)).collect();
-        let y = operands.results(self.other, shape, |row, column| {
-            let [mean, deviation] = statistics[row];
-            let y = (self.sum(row, column) - mean) * deviation * self.weight(column) + self.bias(column);
-            (y, 1.01 * self.other.unit() * y.abs() + 2e-5)
-        })?;
+        let mut y = AnyRows::NONE;
+        if self.y {
+            y = operands.results(self.other, shape, |row, column| {
+                let [mean, deviation] = statistics[row];
+                let y = (self.sum(row, column) - mean) * deviation * self.weight(column) + self.bias(column);
+                (y, 1.01 * self.other.unit() * y.abs() + 2e-5)
+            })?;
+        }
         let mut vector = |which: usize| {
             operands.results(Float::F32, [1, rows, 0], |_, row| (statistics[row][which], 2e-5))
         };

@@ -277,8 +277,8 @@ impl Layout {
         [rows.div_ceil(teams).max(least) * cluster, cluster]
     }
 
-    /// Columns with which a row ends where each chunk of a thread begins, or, of chunks that are no neighbours, each of its elements; of rows of one round and of
-    /// two. With the threads that share such a row, and the rounds.
+    /// Columns with which a row ends where each chunk of a thread begins, and where half of the threads have theirs; or, of chunks that are no neighbours, where
+    /// each of a chunk's elements begins, and within the first. Of rows of one round and of two. With the threads that share such a row, and the rounds.
     pub(super) fn edges(self) -> Vec<(usize, [u32; 2])> {
         let Self { chunk, chunks, unit, cluster } = self;
         let of_block = if cluster > 1 { 256 } else { self.least().max(4) };
@@ -291,9 +291,12 @@ impl Layout {
         };
         let of_slot = move |slot: usize| -> Vec<usize> {
             if unit > 1 {
-                return vec![(slot + 1) * of_chunks];
+                return vec![slot * of_chunks + of_chunks / 2, (slot + 1) * of_chunks];
             }
-            (1..=chunk).map(|element| of_element(slot, element)).collect()
+            let within_first = slot * of_chunks + 16;
+            std::iter::once(within_first)
+                .chain((1..=chunk).map(|element| of_element(slot, element)))
+                .collect()
         };
         let mut all = Vec::new();
         for rounds in [1, 2] {

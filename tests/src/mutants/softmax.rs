@@ -123,9 +123,7 @@ impl Softmax {
             let masks = [0, 1, kernel.rows()][number / 3 % 3];
             let plain = Self { shares: Some(shares), other, masks: 0, ..case(kernel.rows(), columns) };
             all.push(plain);
-            if other == Float::F32 {
-                all.push(Self { masks: masks.max(1), ..plain });
-            }
+            all.push(Self { masks: masks.max(1), ..plain });
         }
         // Every chunk of a thread, partly; and more than one round.
         all.push(Self { other: Float::Bf16, ..case(3, kernel.layout.most() - 3 * chunk) });
