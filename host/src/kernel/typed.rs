@@ -63,8 +63,9 @@ impl<K: Kernel> TypedKernel<K> {
         unsafe { self.launch_as(stream, grid, args, Manner::Plain) }
     }
 
-    /// As [`launch`](Self::launch), of a kernel that [waits for earlier launches](warpsmith_dsl::grid::wait_for_earlier_launches) itself: it may
-    /// begin before those before it on the stream have ended. Of any other kernel, and on older drivers, it is a plain launch.
+    /// As [`launch`](Self::launch), of a kernel that waits for earlier launches itself, as with `dependent_launch` in
+    /// [`#[kernel]`](warpsmith_dsl::kernel) or by [a call](warpsmith_dsl::grid::wait_for_earlier_launches): it may begin before those before it on
+    /// the stream have ended. Memory that one of these writes it must not read as memory that nothing writes. Of any other kernel, and on older drivers, it is a plain launch.
     ///
     /// # Errors
     ///

@@ -316,18 +316,25 @@ impl Plan {
     }
 }
 
-/// Launches a kernel in the clusters of its plan.
+/// Launches a kernel in the clusters of its plan, early if it reads nothing as memory that no launch writes.
 ///
 /// # Safety
 ///
 /// The arguments are valid for what the kernel does with them. It waits for launches before it where it is launched early.
-pub(crate) unsafe fn launch<K: Kernel>(stream: &Stream, plan: Plan, args: K::Args) -> Result<()> {
-    let (kernel, grid) = (stream.device().kernel::<K>()?, [plan.blocks, 1, 1]);
+pub(crate) unsafe fn launch<K: Kernel>(
+    stream: &Stream,
+    plan: Plan,
+    early: bool,
+    args: K::Args,
+) -> Result<()> {
+    let (kernel, grid, cluster) = (stream.device().kernel::<K>()?, [plan.blocks, 1, 1], [plan.cluster, 1, 1]);
     // SAFETY: the caller's promise.
     unsafe {
-        match plan.cluster {
-            1 => kernel.launch_early(stream, grid, args),
-            cluster => kernel.launch_early_clusters(stream, grid, [cluster, 1, 1], args),
+        match (plan.cluster, early) {
+            (1, true) => kernel.launch_early(stream, grid, args),
+            (1, false) => kernel.launch(stream, grid, args),
+            (_, true) => kernel.launch_early_clusters(stream, grid, cluster, args),
+            (_, false) => kernel.launch_clusters(stream, grid, cluster, args),
         }
     }
 }
@@ -364,7 +371,7 @@ impl Variant {
 
 #[cfg(test)]
 mod tests {
-    use super::{Plan, Shares, Sizes};
+    use super::{MOST_BLOCKS, Plan, Shares, Sizes};
 
     #[test]
     fn every_chunk_of_a_row_is_some_threads_and_every_row_some_blocks() {
@@ -379,6 +386,13 @@ mod tests {
             ] {
                 for max_cluster in [1, 8, 16] {
                     for rows in [1, 7, 64, 4096, 1 << 20] {
+                        let sizes = Sizes { rows, columns };
+                        let all = Plan::new(sizes, shares, max_cluster, MOST_BLOCKS);
+                        let teams = if all.cluster > 1 { 1 } else { 256 / all.threads };
+                        assert!(
+                            all.blocks / all.cluster * teams >= rows as u32,
+                            "a row has no team: {rows} × {columns}, {all:?}"
+                        );
                         let Plan { threads, rounds, cluster, blocks } =
                             Plan::new(Sizes { rows, columns }, shares, max_cluster, 1056);
                         let case = format!("{rows} × {columns}, {shares:?}, {max_cluster}");
@@ -387,6 +401,7 @@ mod tests {
                         assert!(at_a_time * rounds as usize >= chunks, "{case}");
                         assert!(at_a_time * (rounds as usize - 1) < chunks, "{case}");
                         assert!(threads.is_power_of_two() && threads <= 256, "{case}");
+                        assert!(shares.vector || threads >= 32, "{case}");
                         assert!(cluster == 1 || threads == 256 && cluster <= max_cluster, "{case}");
                         assert!(blocks <= 1056 && blocks.is_multiple_of(cluster), "{case}");
                         let teams = if cluster > 1 { blocks / cluster } else { blocks * (256 / threads) };

@@ -132,10 +132,10 @@ impl<T: LogitElement, L: LabelElement> CrossEntropyOp<'_, T, L> {
         // nothing but a gradient with logits of the same rows. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
         stream.with_operands(&operands, || unsafe {
             match Variant::of(shares, plan) {
-                Variant::Block => launch::<T::Block>(stream, plan, (params,)),
-                Variant::BlockAny => launch::<T::BlockAny>(stream, plan, (params,)),
-                Variant::Cluster => launch::<T::Cluster>(stream, plan, (params,)),
-                Variant::ClusterAny => launch::<T::ClusterAny>(stream, plan, (params,)),
+                Variant::Block => launch::<T::Block>(stream, plan, true, (params,)),
+                Variant::BlockAny => launch::<T::BlockAny>(stream, plan, true, (params,)),
+                Variant::Cluster => launch::<T::Cluster>(stream, plan, true, (params,)),
+                Variant::ClusterAny => launch::<T::ClusterAny>(stream, plan, true, (params,)),
             }
         })?;
         match &mut loss {
@@ -162,7 +162,7 @@ impl<T: LogitElement, L: LabelElement> CrossEntropyOp<'_, T, L> {
         let args = (self.device_labels(labels), counts.arg_mut(), sizes.rows as u32, parts.rows);
         // SAFETY: there are labels for so many rows, and a count for each block; they are new.
         stream.with_operands(&[labels, &counts], || unsafe {
-            stream.device().kernel::<label_counts>()?.launch_early(stream, [parts.count, 1, 1], args)
+            stream.device().kernel::<label_counts>()?.launch(stream, [parts.count, 1, 1], args)
         })?;
         Ok(counts)
     }
@@ -196,7 +196,7 @@ fn sum_parts(
     operands.extend(counts.map(|counts| counts as &dyn Operand));
     // SAFETY: the sizes are those of the tensors, of which the sums have one for each block; they share memory with nothing else.
     stream.with_operands(&operands, || unsafe {
-        stream.device().kernel::<loss_sums>()?.launch_early(stream, [parts.count, 1, 1], args)
+        stream.device().kernel::<loss_sums>()?.launch(stream, [parts.count, 1, 1], args)
     })
 }
 

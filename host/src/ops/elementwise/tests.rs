@@ -490,11 +490,15 @@ fn parts_are_all_elements_once() {
         // Every grid is one, and the launches have each row once.
         let all = launches::<f16>(sizes, &[rows(columns as u64), rows(columns as u64 + 1)], 1, false);
         let mut next = 0;
-        for Launch { part, threads, grid, .. } in &all {
+        for Launch { part, threads, grid, rows: of, .. } in &all {
             let teams = u64::from(THREADS / threads);
             assert!(grid[1] <= 65_535 && u64::from(grid[1]) * teams >= part.rows);
             assert!(u64::from(grid[0] * threads * 8) >= part.columns);
             assert_eq!(part.before, next);
+            if count > 1 {
+                let bases = [columns as u64, columns as u64 + 1].map(|stride| 256 + part.before * stride * 2);
+                assert_eq!([of[0].base, of[1].base], bases);
+            }
             next += part.rows;
         }
         assert!(count == 1 || next == count as u64);

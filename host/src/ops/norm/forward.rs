@@ -382,10 +382,10 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
         // threads have all chunks of a row. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
         stream.with_operands(&operands, || unsafe {
             match Variant::of(shares, plan) {
-                Variant::Block => launch::<T::Norm>(stream, plan, (params,)),
-                Variant::BlockAny => launch::<T::NormAny>(stream, plan, (params,)),
-                Variant::Cluster => launch::<T::NormCluster>(stream, plan, (params,)),
-                Variant::ClusterAny => launch::<T::NormClusterAny>(stream, plan, (params,)),
+                Variant::Block => launch::<T::Norm>(stream, plan, true, (params,)),
+                Variant::BlockAny => launch::<T::NormAny>(stream, plan, true, (params,)),
+                Variant::Cluster => launch::<T::NormCluster>(stream, plan, true, (params,)),
+                Variant::ClusterAny => launch::<T::NormClusterAny>(stream, plan, true, (params,)),
             }
         })
     }

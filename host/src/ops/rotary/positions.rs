@@ -49,7 +49,7 @@ pub(crate) fn positions(
     stream.with_operands(&used, || {
         // SAFETY: the sizes are those of the tensors, the result is new. Tensors are freed in the order of their home streams, which `with_operands` makes wait
         // for this work.
-        unsafe { stream.device().kernel::<kv_cache_positions>()?.launch_early(stream, [blocks, 1, 1], (p,)) }
+        unsafe { stream.device().kernel::<kv_cache_positions>()?.launch(stream, [blocks, 1, 1], (p,)) }
     })?;
     Ok(positions)
 }

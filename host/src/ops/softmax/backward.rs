@@ -192,10 +192,10 @@ impl<'a, Y: SoftmaxElement, D: RowElement> SoftmaxGradientOp<'a, Y, D> {
         // memory with nothing but operands of the same rows. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
         stream.with_operands(&[&y, &dy, &results], || unsafe {
             match Variant::of(shares, plan) {
-                Variant::Block => launch::<Y::Gradient>(stream, plan, (params,)),
-                Variant::BlockAny => launch::<Y::GradientAny>(stream, plan, (params,)),
-                Variant::Cluster => launch::<Y::GradientCluster>(stream, plan, (params,)),
-                Variant::ClusterAny => launch::<Y::GradientClusterAny>(stream, plan, (params,)),
+                Variant::Block => launch::<Y::Gradient>(stream, plan, true, (params,)),
+                Variant::BlockAny => launch::<Y::GradientAny>(stream, plan, true, (params,)),
+                Variant::Cluster => launch::<Y::GradientCluster>(stream, plan, true, (params,)),
+                Variant::ClusterAny => launch::<Y::GradientClusterAny>(stream, plan, true, (params,)),
             }
         })
     }

@@ -215,12 +215,13 @@ impl<'a, T: SoftmaxElement> SoftmaxOp<'a, T> {
         operands.extend(mask.as_ref().map(|mask| mask as &dyn Operand));
         // SAFETY: the sizes and strides are those of the tensors; the plan has all chunks of each row, which are aligned where it says so. The result is new, or was checked to share
         // memory with nothing but an x of the same rows. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
+        // A mask is read as memory that nothing writes: no launch before may be under way.
         stream.with_operands(&operands, || unsafe {
             match Variant::of(shares, plan) {
-                Variant::Block => launch::<T::Block>(stream, plan, (params,)),
-                Variant::BlockAny => launch::<T::BlockAny>(stream, plan, (params,)),
-                Variant::Cluster => launch::<T::Cluster>(stream, plan, (params,)),
-                Variant::ClusterAny => launch::<T::ClusterAny>(stream, plan, (params,)),
+                Variant::Block => launch::<T::Block>(stream, plan, mask.is_none(), (params,)),
+                Variant::BlockAny => launch::<T::BlockAny>(stream, plan, mask.is_none(), (params,)),
+                Variant::Cluster => launch::<T::Cluster>(stream, plan, mask.is_none(), (params,)),
+                Variant::ClusterAny => launch::<T::ClusterAny>(stream, plan, mask.is_none(), (params,)),
             }
         })
     }
