@@ -567,7 +567,9 @@ fn optimizers(target: Target) -> Vec<AdamWCase> {
 
 /// Every function of elements, aligned and not.
 fn functions(target: Target) -> Vec<ElementwiseCase> {
-    let sizes = if target.on_gpu { [[2041, 1000], [1003, 1001]] } else { [[9, 72], [5, 77]] };
+    let [aligned, odd] = if target.on_gpu { [[2041, 1000], [1003, 1001]] } else { [[9, 72], [5, 77]] };
+    // Rows without gaps are one, of which all but the end is aligned.
+    let sizes = [(aligned, 0), (odd, 0), (odd, 1)];
     let functions = [
         Elementwise::Activation(Activation::None),
         Elementwise::Activation(Activation::GeluTanh),
@@ -580,9 +582,11 @@ fn functions(target: Target) -> Vec<ElementwiseCase> {
     let mut cases = Vec::new();
     for (dtype, other) in ELEMENTS.into_iter().zip([DType::F32, DType::Bf16, DType::F16]) {
         for (number, function) in functions.into_iter().enumerate() {
-            for [rows, columns] in sizes {
+            for ([rows, columns], after) in sizes {
                 let other = if number % 2 == 0 { other } else { dtype };
-                cases.push(ElementwiseCase { other, ..ElementwiseCase::new(function, dtype, rows, columns) });
+                let placement = Placement { before: 0, after };
+                let case = ElementwiseCase::new(function, dtype, rows, columns);
+                cases.push(ElementwiseCase { other, placement, ..case });
             }
         }
     }
