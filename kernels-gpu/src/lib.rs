@@ -34,6 +34,7 @@
 //! | [`attention_fp8`](mod@attention_fp8) | the same of keys and values of 8 bits, on sm_80 and later |
 //! | [`attention_fp8_ada`](mod@attention_fp8_ada) | the same by an instruction that widens them, on sm_89 and later |
 //! | [`attention_gradient`](mod@attention_gradient) | the gradients of attention, on sm_80 and later |
+//! | [`attention_gradient_hopper`](mod@attention_gradient_hopper) | the same of 16-bit types on Hopper (sm_90a) |
 //! | [`attention_hopper`](mod@attention_hopper) | attention of 16-bit types on Hopper (sm_90a) |
 //! | [`kv_cache`](mod@kv_cache) | new keys and values become those of a cache, on sm_80 and later |
 //! | [`norm`](mod@norm) | layer norm and RMS norm of rows, and their gradients, on sm_80 and later |
@@ -69,6 +70,8 @@ pub mod attention_fp8;
 pub mod attention_fp8_ada;
 #[cfg(any(feature = "attention_gradient", not(target_arch = "nvptx64")))]
 pub mod attention_gradient;
+#[cfg(any(feature = "attention_gradient_hopper", not(target_arch = "nvptx64")))]
+pub mod attention_gradient_hopper;
 #[cfg(any(feature = "attention_hopper", not(target_arch = "nvptx64")))]
 pub mod attention_hopper;
 #[cfg(any(

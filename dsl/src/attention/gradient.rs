@@ -13,10 +13,13 @@
 //! What tiles of keys are told has the places of rows and keys exchanged: their rows are keys, and what a row attends to are the queries that attend to the key. That
 //! holds for sizes, sequences, windows and the operands of scores.
 
+pub mod hopper;
+mod output;
 mod rows;
 
 use core::marker::PhantomData;
 
+use output::store;
 pub use rows::{BLOCK_ROWS, RowParams, find_rows};
 
 use super::portable::copies::copy_strided;
@@ -25,7 +28,7 @@ use super::portable::{PortableElement, Strided, WARPS};
 use super::scores::{self, Place, ScoreOperands, tanh};
 use super::softmax::LOG2_E;
 use super::work::{Sequences, Sizes, Tiles, Work};
-use crate::launch::{Global, GlobalMut};
+use crate::launch::Global;
 use crate::layout::accumulator_coord;
 use crate::ptx::{self, Accumulators};
 use crate::shared::SharedAddress;
@@ -37,7 +40,7 @@ pub use super::portable::THREADS;
 
 /// Blocks of others that shared memory holds: one that is multiplied, and the next one.
 const STAGES: u32 = 2;
-/// Numbers of a row that tiles read: its log-sum-exp, Δ, and two that make them 16 bytes.
+/// Numbers of a row that tiles read: its log-sum-exp and Δ, and again, the former as that of powers of 2.
 pub const ROW_NUMBERS: u32 = 4;
 /// Their bytes.
 const ROW_BYTES: u32 = ROW_NUMBERS * 4;
@@ -240,11 +243,12 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
             // Again, so that the registers are free meanwhile.
             let Some(work) = tiles.work(ptx::opaque(index)) else { return };
             let [columns, value_columns] = [tensors.columns, tensors.value_columns];
+            let row = work.row + Self::warp_row();
             if G::OWN {
-                Self::store(&summed.own, tensors.own, columns, operands.scale, &work);
+                store::<T, _>(&summed.own, tensors.own, columns, operands.scale, &work, row);
             }
             if G::VALUES {
-                Self::store(&summed.values, tensors.dv, value_columns, 1.0, &work);
+                store::<T, _>(&summed.values, tensors.dv, value_columns, 1.0, &work, row);
             }
         }
     }
@@ -543,50 +547,6 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
             *score = ptx::ex2_approx_ftz(*score * LOG2_E);
             if G::OWN {
                 *gradient *= *score;
-            }
-        }
-    }
-
-    /// Stores the warp's rows of a gradient, times `scale`: zeros of those that do not count.
-    ///
-    /// # Safety
-    ///
-    /// What is written is valid for writes, and no other warp has these rows.
-    #[inline(always)]
-    unsafe fn store(sums: &Fragment<S::Sums>, to: Strided, columns: u32, scale: f32, work: &Work) {
-        if to.base.is_null() {
-            return;
-        }
-        let at = accumulator_coord(warp::lane_id(), 0);
-        let row = work.row + Self::warp_row() + at.row;
-        for half in 0..ROWS {
-            let row = row + 8 * half as u32;
-            let first = work.place.batch as u64 * to.sequence
-                + (work.place.row + row) as u64 * to.row
-                + work.head as u64 * to.head;
-            let to: GlobalMut<T> = to.first::<T>().offset(first);
-            for fragment in 0..S::Sums::COLUMNS / 8 {
-                let column = fragment * 8 + at.column;
-                let all = sums.0.fragment(fragment as usize);
-                // Not a product with zero: rows that do not count may be no numbers.
-                let value = |index: usize| {
-                    if row < work.rows { all[2 * half + index] * scale } else { 0.0 }
-                };
-                let to = to.offset(column as u64);
-                if row < work.written && column < columns {
-                    let has_next = column + 1 < columns;
-                    // SAFETY: the caller's promise.
-                    unsafe {
-                        if has_next && to.address().is_multiple_of(2 * T::BYTES as u64) {
-                            T::store_rounded_2(to, [value(0), value(1)]);
-                        } else {
-                            T::store_rounded(to, value(0));
-                            if has_next {
-                                T::store_rounded(to.offset(1), value(1));
-                            }
-                        }
-                    }
-                }
             }
         }
     }

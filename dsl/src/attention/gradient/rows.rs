@@ -124,7 +124,7 @@ unsafe fn store(p: &RowParams, work: &Work, row: u32, delta: f32) {
         // Where no key has weight, that of each is exp(s − ∞).
         let [kept, delta] = if counts { [lse, delta] } else { [f32::INFINITY, 0.0] };
         let to = p.rows.offset(number * ROW_NUMBERS as u64).address();
-        ptx::st_global_v4_b32(to, [kept.to_bits(), delta.to_bits(), 0, 0]);
+        ptx::st_global_v4_b32(to, [kept, delta, kept * LOG2_E, delta].map(f32::to_bits));
         if p.dsinks.is_null() {
             return;
         }

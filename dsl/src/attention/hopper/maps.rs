@@ -63,6 +63,18 @@ impl Rows {
     /// What the stride of the last axis is less than by a row, in bytes.
     pub const WRAP: u64 = 1 << 34;
 
+    /// `of_box` rows from row `first` of a tensor that ends where it does itself.
+    #[inline(always)]
+    pub(in crate::attention) const fn in_tensor(first: u32, of_box: u32, head: u32, batch: u32) -> Self {
+        Self { first, count: 0, of_box, head, batch, ends: false }
+    }
+
+    /// `of_box` rows from row `first` of a tensor that ends with each sequence, of which `count` are to be copied.
+    #[inline(always)]
+    pub(in crate::attention) const fn in_sequence(first: u32, count: u32, of_box: u32, head: u32) -> Self {
+        Self { first, count, of_box, head, batch: 0, ends: true }
+    }
+
     /// The coordinates of the box whose first column is `column`.
     #[inline(always)]
     pub(super) fn box_at(self, column: u32) -> [i32; 5] {
@@ -81,7 +93,7 @@ impl Rows {
     ///
     /// As [`ptx::tma_load_5d`].
     #[inline(always)]
-    pub(super) unsafe fn load(self, map: &TensorMap, to: SharedAddress, full: u32, boxes: u32) {
+    pub(in crate::attention) unsafe fn load(self, map: &TensorMap, to: SharedAddress, full: u32, boxes: u32) {
         // Opaque: the one thread that does it has few registers, and time.
         for index in 0..ptx::opaque(boxes) {
             let to = to.offset(index * Boxed::bytes(self.of_box, 1));

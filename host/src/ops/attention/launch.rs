@@ -5,7 +5,7 @@
 //!
 //! What a sequence's result is made of does not depend on the sequences beside it: the kernel follows from the heads and the axes, and parts from the sequence's own keys.
 
-mod hopper;
+pub(super) mod hopper;
 mod instances;
 mod portable;
 

@@ -1,18 +1,27 @@
 //! How the kernels of gradients are run: on rows and keys around tiles and blocks of others, with windows, sequences of every kind, and everything that changes scores.
 
-use warpsmith_dsl::attention::gradient::{BLOCK_ROWS, GradientTensors, RowParams};
+use warpsmith_dsl::attention::gradient::hopper::{self, HopperTensors, HopperTile};
+use warpsmith_dsl::attention::gradient::{
+    BLOCK_ROWS, GivesKeys, GivesKeysAndValues, GivesQueries, GradientTensors, RowParams,
+};
 use warpsmith_dsl::attention::portable::Strided;
 use warpsmith_dsl::attention::scores::{ScoreOperands, ScoreStrides};
+use warpsmith_dsl::attention::softmax::LOG2_E;
 use warpsmith_dsl::attention::window::Window;
 use warpsmith_dsl::attention::work::{Sequences, Sizes};
 use warpsmith_dsl::launch::{Global, GlobalMut};
+use warpsmith_dsl::warpgroup::ROWS;
 use warpsmith_emulator::{Config, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::attention_gradient::GradientParams;
+use warpsmith_kernels::attention_gradient_hopper::{
+    Gradient64, Gradient64By96, Gradient96, Gradient96By64, Gradient128, Gradient128By64, Gradient192,
+    Gradient256, GradientParams as HopperParams,
+};
 
 use super::super::Problem;
 use super::case::{EVERYTHING, Gradients, Layout, Operands, Size, size};
 use super::number::Number;
-use super::run::{Memory, is_right, launch};
+use super::run::{Memory, is_right, launch, map};
 
 /// What a kernel gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +38,10 @@ pub(super) fn problems(
     parts: &[&str],
     number: impl Fn(&str) -> Option<Number>,
 ) -> Option<Vec<Box<dyn Problem>>> {
+    let (is_hopper, parts) = match parts {
+        ["hopper", of_hopper @ ..] => (true, of_hopper),
+        _ => (false, parts),
+    };
     let (gives, of, most, others) = match *parts {
         ["rows", of] => (Gives::Rows, number(of)?, 40, 16),
         [gives, of, columns] => {
@@ -43,6 +56,7 @@ pub(super) fn problems(
             let of = number(of)?;
             // Others of a block.
             let others = match (of, most, gives) {
+                _ if is_hopper => others_of_hopper(gives, most)?,
                 (Number::F32, ..) | (_, 256, _) | (_, 128, Gives::KeysAndValues) => 16,
                 (_, 64, Gives::Queries) => 64,
                 _ => 32,
@@ -51,12 +65,38 @@ pub(super) fn problems(
         }
         _ => return None,
     };
-    let cases = sizes(gives, most, others).into_iter().map(|size| Case::new(gives, of, size));
+    let tile = if is_hopper { hopper::BLOCK_ROWS } else { BLOCK_ROWS };
+    let mut sizes = sizes(gives, most, others, tile);
+    // Hopper's kernels have no operands that change scores.
+    sizes.retain(|size| !is_hopper || !changes_scores(size));
+    let hopper = is_hopper.then_some(others);
+    let cases = sizes.into_iter().map(|size| Case::new(gives, of, size, hopper));
     Some(cases.map(|case| Box::new(case) as Box<dyn Problem>).collect())
 }
 
-/// Problems of tiles of so many columns at most, and blocks of so many others.
-fn sizes(gives: Gives, most: u32, others: u32) -> Vec<Size> {
+/// Others of a block of Hopper's kernels for at most so many columns.
+fn others_of_hopper(gives: Gives, most: u32) -> Option<u32> {
+    Some(match (gives, most) {
+        (Gives::Queries, 64) => HopperTile::<Gradient64, GivesQueries>::OTHERS,
+        (Gives::Queries, 96) => HopperTile::<Gradient96, GivesQueries>::OTHERS,
+        (Gives::Queries, 128) => HopperTile::<Gradient128, GivesQueries>::OTHERS,
+        (_, 64) => HopperTile::<Gradient64By96, GivesKeysAndValues>::OTHERS,
+        (_, 96) => HopperTile::<Gradient96By64, GivesKeysAndValues>::OTHERS,
+        (_, 128) => HopperTile::<Gradient128By64, GivesKeysAndValues>::OTHERS,
+        (_, 192) => HopperTile::<Gradient192, GivesKeys>::OTHERS,
+        (_, 256) => HopperTile::<Gradient256, GivesKeys>::OTHERS,
+        _ => return None,
+    })
+}
+
+/// Whether operands change scores, or the sign of the scale does.
+fn changes_scores(size: &Size) -> bool {
+    let options = [size.bias, size.mask, size.blocks.is_some(), size.slopes, size.cap != 0.0];
+    size.scale <= 0.0 || options.contains(&true)
+}
+
+/// Problems of tiles of so many rows and columns at most, and blocks of so many others.
+fn sizes(gives: Gives, most: u32, others: u32, tile: u32) -> Vec<Size> {
     let of_keys = matches!(gives, Gives::KeysAndValues | Gives::Keys | Gives::Values);
     // Of rows of a tile and of others.
     let sides = |own: u32, other: u32, columns: [u32; 2]| {
@@ -66,7 +106,6 @@ fn sizes(gives: Gives, most: u32, others: u32) -> Vec<Size> {
     let window =
         |left: u32, right: u32, is_bottom_right: u32| Window { left, right, is_bottom_right, reserved: 0 };
     let two = |size: Size| Size { batch: 2, heads: 2, ..size };
-    let tile = BLOCK_ROWS;
     let mut sizes = vec![
         size(1, 1, [most, most]),
         Size { heads: 2, group: 2, ..sides(5, others + 1, [13, 16]) },
@@ -135,21 +174,24 @@ struct Case {
     size: Size,
     operands: Operands,
     gradients: Gradients,
+    /// Of Hopper's kernels the others of a block.
+    hopper: Option<u32>,
 }
 
 impl Case {
-    fn new(gives: Gives, of: Number, size: Size) -> Self {
+    fn new(gives: Gives, of: Number, size: Size, hopper: Option<u32>) -> Self {
         let sequences = if size.offsets.is_some() { 1 } else { size.batch };
         let o = Layout::new([sequences, size.rows, size.heads], size.columns[1], 1, 1);
         let operands = size.operands(of, of, o);
         let gradients = size.gradients(of);
-        Self { name: format!("{size:?}"), gives, of, size, operands, gradients }
+        Self { name: format!("{size:?}"), gives, of, size, operands, gradients, hopper }
     }
 
     /// Sizes with tiles of so many rows, of so many heads of each sequence.
     fn sizes(&self, of_keys: bool) -> Sizes {
         let size = &self.size;
         let is_packed = size.offsets.is_some();
+        let of_tile = if self.hopper.is_some() { hopper::BLOCK_ROWS } else { BLOCK_ROWS };
         let (rows, heads) =
             if of_keys { (size.keys, size.heads / size.group) } else { (size.rows, size.heads) };
         let Window { left, right, .. } = size.window;
@@ -164,7 +206,7 @@ impl Case {
             rows,
             keys: if of_keys { size.rows } else { size.keys },
             // Each packed sequence may begin a tile of its own.
-            tiles: if is_packed { rows / BLOCK_ROWS + size.batch } else { rows.div_ceil(BLOCK_ROWS) },
+            tiles: if is_packed { rows / of_tile + size.batch } else { rows.div_ceil(of_tile) },
             section: size.section.min(heads),
             rows_of_heads: if is_packed { heads } else { heads * size.batch },
             reserved: 0,
@@ -209,7 +251,8 @@ impl Problem for Case {
         let Self { gives, of, size, operands, gradients, .. } = self;
         let (gives, of) = (*gives, *of);
         let sequences = memory.sequences(size)?;
-        let dy = strided(memory.place(&gradients.dy.bytes)?, &gradients.dy.layout);
+        let dy_at = memory.place(&gradients.dy.bytes)?;
+        let dy = strided(dy_at, &gradients.dy.layout);
         if gives == Gives::Rows {
             let found = memory.place(&gradients.found.before(Number::F32))?;
             let dsinks = memory.place(&gradients.dsinks.before(Number::F32))?;
@@ -235,7 +278,7 @@ impl Problem for Case {
         let of_keys = gives != Gives::Queries;
         let changes = memory.score_operands(size, operands)?;
         let (sequences, changes) = if of_keys { exchanged(sequences, changes) } else { (sequences, changes) };
-        let (own, own_layout) = if of_keys {
+        let (expected, own_layout) = if of_keys {
             (&gradients.dk, &gradients.dk_layout)
         } else {
             (&gradients.dq, &gradients.dq_layout)
@@ -243,25 +286,71 @@ impl Problem for Case {
         let has_own = gives != Gives::Values;
         let has_values = matches!(gives, Gives::KeysAndValues | Gives::Values);
         let place = |is_there: bool, bytes: Vec<u8>| if is_there { memory.place(&bytes) } else { Ok(0) };
-        let own_at = place(has_own, own.before(of))?;
+        let own_at = place(has_own, expected.before(of))?;
         let dv_at = place(has_values, gradients.dv.before(of))?;
         let [q, k, v] = [&operands.q, &operands.k, &operands.v];
-        let tensors = GradientTensors {
-            q: strided(memory.place(&q.bytes)?, &q.layout),
-            k: strided(memory.place(&k.bytes)?, &k.layout),
-            v: strided(memory.place(&v.bytes)?, &v.layout),
-            dy,
-            own: strided(own_at, own_layout),
-            dv: strided(dv_at, &gradients.dv_layout),
-            rows: Global::new(memory.numbers(&gradients.rows)?.address()),
-            columns: size.columns[0],
-            value_columns: size.columns[1],
-        };
+        let [q_at, k_at, v_at] = [memory.place(&q.bytes)?, memory.place(&k.bytes)?, memory.place(&v.bytes)?];
+        let (own, dv) = (strided(own_at, own_layout), strided(dv_at, &gradients.dv_layout));
         let sizes = self.sizes(of_keys);
-        let p = GradientParams { sizes, sequences };
         let blocks = sizes.tiles * sizes.rows_of_heads;
-        let report = launch(&machine, module, shared_bytes, blocks, (tensors, changes, p))?;
-        let is_sound = (!has_own || is_right(&machine, own_at, of, own)?)
+        let [columns, value_columns] = size.columns;
+        let report = if let Some(others) = self.hopper {
+            // Copies go on behind the last row.
+            let behind = vec![f32::NAN; 4 * others as usize];
+            let rows = memory.numbers(&[&gradients.rows[..], &behind[..]].concat())?;
+            let [queries, keys] =
+                [[(q_at, &q.layout), (dy_at, &gradients.dy.layout)], [(k_at, &k.layout), (v_at, &v.layout)]];
+            let (rows_of_tile, of_block) = if of_keys { (keys, queries) } else { (queries, keys) };
+            let ends = size.offsets.is_some() || size.lengths[usize::from(!of_keys)].is_some();
+            let [first_apart, second_apart] =
+                of_block.map(|(_, layout)| (layout.sequence / layout.row.max(1)) as u32);
+            let tensors = HopperTensors {
+                own,
+                dv,
+                rows: Global::new(rows.address()),
+                columns,
+                value_columns,
+                scale: size.scale,
+                factor: size.scale * LOG2_E,
+                ends: ends.into(),
+                others_sequence: first_apart,
+                second_sequence: second_apart,
+                reserved: 0,
+            };
+            let of_own = |(at, layout): (u64, &Layout)| map(of, at, layout, ROWS, None);
+            let of_others =
+                |(at, layout): (u64, &Layout), apart: u32| map(of, at, layout, others, ends.then_some(apart));
+            let p = HopperParams { sizes, sequences };
+            let args = (
+                of_own(rows_of_tile[0]),
+                of_own(rows_of_tile[1]),
+                of_others(of_block[0], first_apart),
+                of_others(of_block[1], second_apart),
+                tensors,
+                p,
+            );
+            launch(&machine, module, shared_bytes, blocks, args)?
+        } else {
+            let tensors = GradientTensors {
+                q: strided(q_at, &q.layout),
+                k: strided(k_at, &k.layout),
+                v: strided(v_at, &v.layout),
+                dy,
+                own,
+                dv,
+                rows: Global::new(memory.numbers(&gradients.rows)?.address()),
+                columns,
+                value_columns,
+            };
+            launch(
+                &machine,
+                module,
+                shared_bytes,
+                blocks,
+                (tensors, changes, GradientParams { sizes, sequences }),
+            )?
+        };
+        let is_sound = (!has_own || is_right(&machine, own_at, of, expected)?)
             && (!has_values || is_right(&machine, dv_at, of, &gradients.dv)?);
         Ok((report, is_sound))
     }

@@ -199,7 +199,7 @@ pub(super) fn is_right(
 }
 
 /// The map of a tensor as `Rows` says, with boxes of so many rows; of one that ends with each sequence also the rows from one to the next.
-fn map(of: Number, address: u64, layout: &Layout, box_rows: u32, ends: Option<u32>) -> TensorMap {
+pub(super) fn map(of: Number, address: u64, layout: &Layout, box_rows: u32, ends: Option<u32>) -> TensorMap {
     let [sequences, rows, heads] = layout.axes.map(|length| u64::from(length.max(1)));
     let columns = u64::from(layout.columns);
     let (row, head, sequence) = (2 * layout.row, 2 * layout.head, 2 * layout.sequence);

@@ -25,7 +25,7 @@ use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 
 /// Bytes of keys and values that the level-2 cache is to hold while the tiles of their heads are computed.
-const RESIDENT_BYTES: u64 = 24 << 20;
+pub(in crate::ops::attention) const RESIDENT_BYTES: u64 = 24 << 20;
 
 /// More rows of a tile share what is read: fewer are worth it where they leave less than this share of the work.
 const WORTH: (u64, u64) = (7, 8);
@@ -288,7 +288,9 @@ impl Problem {
 }
 
 /// The axes of a tensor whose sequences are one after the other along its rows, and the rows from one to the next.
-fn all_rows([sequences, heads, rows]: [(usize, u64); 3]) -> ([(usize, u64); 3], u32) {
+pub(in crate::ops::attention) fn all_rows(
+    [sequences, heads, rows]: [(usize, u64); 3],
+) -> ([(usize, u64); 3], u32) {
     // Of a single row in each sequence, the stride is that of sequences.
     let (count, stride) = if rows.0 <= 1 && sequences.0 > 1 { (rows.0, sequences.1) } else { rows };
     let of_sequence = if sequences.0 <= 1 { 0 } else { sequences.1.checked_div(stride).unwrap_or(0) };
@@ -296,21 +298,30 @@ fn all_rows([sequences, heads, rows]: [(usize, u64); 3]) -> ([(usize, u64); 3], 
     ([(1, 0), heads, (all, stride)], of_sequence as u32)
 }
 
+/// Whether the copy engine reads a tensor in place that has `rows` rows of each of `batch` sequences, or of all packed ones, and ends with each of them. Sequences then begin
+/// whole rows apart, and a row is shorter than what wraps around.
+pub(in crate::ops::attention) fn ends_in_place<U: Element>(
+    x: &Tensor<U>,
+    problem: &Problem,
+    rows: usize,
+) -> bool {
+    let [of_sequences, of_rows, _] = leading_strides(x);
+    let batch = problem.batch;
+    // Rows of all sequences, with those between them.
+    let apart = of_sequences.checked_div(of_rows).unwrap_or(0);
+    let is_counted = (batch as u64).saturating_mul(apart).saturating_add(rows as u64) < 1 << 31;
+    let is_short = of_rows.saturating_mul(size_of::<U>() as u64) < Rows::WRAP;
+    let is_apart = problem.is_packed || batch <= 1 || rows <= 1 || of_rows > 0 && of_sequences % of_rows == 0;
+    is_aligned(x) && is_short && is_counted && is_apart && (rows <= 1 || of_rows > 0)
+}
+
 impl<T: AttentionInput, K: AttentionKeys<T>> Checked<'_, '_, T, K> {
-    /// Whether the copy engine reads V in place. Where sequences have lengths, they begin whole rows apart, and a row is shorter than what wraps around.
+    /// Whether the copy engine reads V in place.
     fn v_is_in_place(&self) -> bool {
         let v = self.operands.v;
-        if !is_aligned(v) || self.operands.lengths[1].is_none() && !self.problem.is_packed {
+        if self.operands.lengths[1].is_none() && !self.problem.is_packed {
             return is_aligned(v);
         }
-        let [of_sequences, of_rows, _] = self.problem.v_strides;
-        let (batch, keys) = (self.problem.batch, self.problem.keys);
-        // Rows of all sequences, with those between them.
-        let apart = of_sequences.checked_div(of_rows).unwrap_or(0);
-        let is_counted = (batch as u64).saturating_mul(apart).saturating_add(keys as u64) < 1 << 31;
-        let is_short = of_rows.saturating_mul(size_of::<T>() as u64) < Rows::WRAP;
-        let is_apart =
-            self.problem.is_packed || batch <= 1 || keys <= 1 || of_rows > 0 && of_sequences % of_rows == 0;
-        is_short && is_counted && is_apart && (keys <= 1 || of_rows > 0)
+        ends_in_place(v, &self.problem, self.problem.keys)
     }
 }

@@ -1,5 +1,7 @@
 //! What the gradients of a problem have to be, in f64.
 
+use warpsmith_dsl::attention::softmax::LOG2_E;
+
 use super::super::number::Number;
 use super::{Expected, Layout, Sequence, Size, Tensor, drawn};
 
@@ -118,8 +120,8 @@ impl Size {
                 let mut find = |of_lse: f64, delta: f64, error: f64| {
                     found.set(4 * number, of_lse, 0.0);
                     found.set(4 * number + 1, delta, error);
-                    found.set(4 * number + 2, 0.0, 0.0);
-                    found.set(4 * number + 3, 0.0, 0.0);
+                    found.set(4 * number + 2, f64::from(of_lse as f32 * LOG2_E), 0.0);
+                    found.set(4 * number + 3, delta, error);
                 };
                 if row >= sequence.rows {
                     find(f64::INFINITY, 0.0, 0.0);
@@ -140,7 +142,12 @@ impl Size {
                 let has_keys = of_row > f64::NEG_INFINITY;
                 let kept = if has_keys { f64::from(of_row as f32) } else { f64::INFINITY };
                 lse[number] = of_row as f32;
-                rows[4 * number..][..4].copy_from_slice(&[kept as f32, delta as f32, 0.0, 0.0]);
+                rows[4 * number..][..4].copy_from_slice(&[
+                    kept as f32,
+                    delta as f32,
+                    kept as f32 * LOG2_E,
+                    delta as f32,
+                ]);
                 find(kept, if has_keys { delta } else { 0.0 }, 1e-5 * size);
                 if let Some(sink) = sink {
                     let weight = (sink - of_row).exp();
