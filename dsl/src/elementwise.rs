@@ -73,13 +73,13 @@ impl<T> Copy for ElementwiseParams<T> {}
 // SAFETY: two fields of eight bytes, four operands of 24, six fields of four: no padding.
 unsafe impl<T: 'static> KernelParam for ElementwiseParams<T> {}
 
-/// Applies an operation of `OPERANDS` operands, of which each thread has a chunk. The grid has blocks for all columns along x, and for all rows along y.
+/// Applies an operation of `OPERANDS` operands, of which each thread has a chunk. Along x the grid has blocks for the columns, along y for the rows.
 ///
 /// # Safety
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`, where the last chunk of a row may be cut; it has the operands and results of its operation. What is
 /// written overlaps nothing else, but each result may be an operand of its type if their rows are the same. `p.threads` is a power of two up to [`THREADS`], and at
-/// least a warp's unless `VECTOR`.
+/// least a warp's unless `VECTOR`. The grid has blocks for all columns and for all rows.
 #[inline(always)]
 pub unsafe fn apply_to_elements<
     T: RowElement,

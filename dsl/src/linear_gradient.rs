@@ -163,8 +163,8 @@ impl<const WORDS: usize> Loaded<WORDS> {
 /// # Safety
 ///
 /// All threads of the block call it. What `p` describes is valid, and aligned to chunks if `VECTOR`, but for the mask, the scales and the sums. What is written
-/// overlaps nothing else, but `dz` or `dresidual` may be dY or z if their rows and types are the same. `p.threads` is a power of two up to [`MOST_THREADS`]. If
-/// sums are added to what is there, there is one strip.
+/// overlaps nothing else, but `dz` or `dresidual` may be dY or z if their rows and types are the same. `p.threads` is a power of two up to [`MOST_THREADS`],
+/// and a warp's unless `VECTOR`. The grid has blocks for all columns and for all strips. If sums are added to what is there, there is one strip.
 #[inline(always)]
 pub unsafe fn linear_gradients<T: RowElement, const PER: usize, const WORDS: usize, const VECTOR: bool>(
     p: &LinearGradientParams<T>,

@@ -77,7 +77,7 @@ pub unsafe fn column_sums<T: Element>(p: ColumnSumsParams<T>) {
             let row = row + step as u32 * WARPS;
             let at = x.offset(row as u64 * columns as u64 + column as u64);
             // SAFETY: within the matrix, or not read.
-            *value = unsafe { ptx::ld_global_nc_f32_if(at.address(), row < rows && column < columns) };
+            *value = unsafe { ptx::ld_global_f32_if(at.address(), row < rows && column < columns) };
         }
         for value in loaded {
             sum += value;

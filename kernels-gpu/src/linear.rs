@@ -13,7 +13,9 @@ pub use warpsmith_dsl::gemm::product::{LinearParams, Tile16x64, Tile64x64, Tile1
 use warpsmith_dsl::gemm::{MmaElement, Single, TileShape};
 use warpsmith_dsl::kernel;
 use warpsmith_dsl::launch::{Global, GlobalMut};
-use warpsmith_dsl::tile::{Access, Aligned, Words};
+#[cfg(not(feature = "turing"))]
+use warpsmith_dsl::tile::Aligned;
+use warpsmith_dsl::tile::{Access, Words};
 
 /// [`Tile128x128`] for f32 that is rounded to TF32.
 pub type Tf32Tile128x128 = MmaTile<4, 8, 2, 2, 4, 64, Single>;

@@ -33,7 +33,7 @@ mod source;
 /// | `cluster` | blocks of a cluster along x, y, z; every launch uses exactly these (sm_90) | `[1, 1, 1]` |
 /// | `min_blocks` | blocks that one multiprocessor must hold at a time, which bounds a thread's registers | 1 |
 /// | `shared` | dynamic shared memory of a block, in bytes | 0 |
-/// | `dependent_launch` | whether a launch may begin before those before it have ended, for which all its threads wait first; sm_90 and later, no effect before | false |
+/// | `dependent_launch` | whether a launch may begin while those before it run; all its threads wait for them first. No effect before sm_90 | false |
 /// | `instances` | for a generic function: `entry_name = <arguments>`, … | the function itself |
 ///
 /// The values may use the function's generic parameters. For `nvptx64` each instance becomes a PTX entry. For the host the

@@ -66,15 +66,15 @@ impl<T> Copy for CrossEntropyParams<T> {}
 // SAFETY: two fields of 24 bytes, six of eight, twelve of four: no padding.
 unsafe impl<T: 'static> KernelParam for CrossEntropyParams<T> {}
 
-/// The loss of each row, its gradient and the logarithm of its sum. The grid has blocks, or clusters of them, for all rows: a team has one.
+/// The loss of each row, its gradient and the logarithm of its sum: a team has one.
 ///
 /// A row whose label is ignored has loss 0 and gradient 0. One whose label is no column has NaN for both.
 ///
 /// # Safety
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`. What is written overlaps nothing else, but the gradient may be the logits if their types and
-/// rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS), and so is the number of a cluster's blocks; all threads of a row have
-/// all of its chunks in `p.rounds` rounds.
+/// rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS), and at least a warp's unless `VECTOR`; the number of a cluster's blocks
+/// is a power of two. All threads of a row have all of its chunks in `p.rounds` rounds. The grid has a team for each row.
 #[inline(always)]
 pub unsafe fn cross_entropy_rows<
     T: RowElement,
@@ -215,7 +215,7 @@ unsafe fn cross_entropy_row<
     let Task { counts, target, is_owner } = unsafe { Task::new(p, team, mine, ptx::opaque(row)) };
     let log = ptx::lg2_approx_ftz(sum) * LN_2;
     let lse = max + log;
-    // Opaque: what is made of them is not kept in registers from one row to the next.
+    // Opaque: what is made of them is not kept in registers while the row is summed.
     let [smoothing, z_loss] =
         [p.smoothing, p.z_loss].map(|number| f32::from_bits(ptx::opaque(number.to_bits())));
     let mut of_target = T::unpack::<PER>([of_target, 0, 0, 0])[0];

@@ -67,7 +67,8 @@ pub const GRADIENT_SHARED_BYTES: u32 = MEETING + THREADS * MOST_COLUMNS * 4;
 ///
 /// # Safety
 ///
-/// As [`norm_rows`](super::norm_rows); `PER · CHUNKS` is at most 16, and `p.deviation` is there, and of a layer norm `p.mean`. dx may be x, dy or dsum if their rows are the same.
+/// As [`norm_rows`](super::norm_rows), but the grid may have fewer teams than there are rows. `PER · CHUNKS` is at most 16, and `p.deviation` is there, and of a layer norm
+/// `p.mean`. dx may be x, dy or dsum if their rows are the same.
 #[inline(always)]
 pub unsafe fn norm_gradients<
     T: RowElement,
@@ -111,18 +112,19 @@ unsafe fn rows_at_once<
     let weight = Staged::at(&team, SharedAddress::dynamic().offset(MEETING));
     let of_row = |row: u32| all.only_if(row < p.rows);
     let mut next = [[[0; 4]; CHUNKS]; 2];
+    let index = team.index();
     let mut base = team.first;
     // SAFETY: the caller's promise; the rows are p's, or no column of them is touched.
     unsafe {
         // A row is on its way while the one before is computed. Not one element by element, which would take a register for each.
         if VECTOR {
-            load_both(p, of_row(base + team.index), base + team.index, &mut next);
+            load_both(p, of_row(base + index), base + index, &mut next);
         }
-        let mut statistics = statistics_of(p, base + team.index);
-        Staged::read::<T, 1, PER, CHUNKS, VECTOR, CLUSTER>(&team, all, [(&p.weight, weight)]);
+        let mut statistics = statistics_of(p, base + index);
+        weight.read::<T, PER, CHUNKS, VECTOR, CLUSTER>(&team, all, &p.weight);
         thread::sync_threads();
         while base < p.rows {
-            let row = base + team.index;
+            let row = base + index;
             let mut words = next;
             if VECTOR {
                 load_both(p, of_row(row + team.step), row + team.step, &mut next);
@@ -193,7 +195,8 @@ unsafe fn rows_in_rounds<
     all: Columns<PER, VECTOR>,
 ) {
     let chunks = p.rounds * CHUNKS as u32;
-    let mut row = team.first + team.index;
+    let first = team.row();
+    let mut row = first;
     // SAFETY: the caller's promise.
     unsafe {
         while row < p.rows {
@@ -217,7 +220,7 @@ unsafe fn rows_in_rounds<
             sums = team.sum(sums);
             let of_mean = if p.is_centered == 0 { 0.0 } else { sums[0] * p.inverse };
             let of_deviation = sums[1] * p.inverse;
-            let is_first = row == team.first + team.index;
+            let is_first = row == first;
             for chunk in 0..chunks {
                 let mut from_elsewhere = [0.0; PER];
                 if !p.dsum.is_null() {
@@ -372,7 +375,7 @@ unsafe fn add_teams<const PER: usize, const CHUNKS: usize, const VECTOR: bool, c
         for c in 0..CHUNKS {
             for j in 0..PER {
                 let number = (c * PER + j) as u32 * team.threads + team.rank;
-                ptx::st_shared_f32(place(team.index, number), sums[c][j]);
+                ptx::st_shared_f32(place(team.index(), number), sums[c][j]);
             }
         }
         thread::sync_threads();

@@ -59,13 +59,13 @@ impl<T> Copy for NormParams<T> {}
 // SAFETY: four operands of 24 bytes, six fields of eight, eight of four: no padding.
 unsafe impl<T: 'static> KernelParam for NormParams<T> {}
 
-/// Norms rows. The grid has blocks, or clusters of them, for all rows: a team has one.
+/// Norms rows: a team has one.
 ///
 /// # Safety
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`. What is written overlaps nothing else, but the sum may be x or the residual, and y what
-/// else is of its type, each if their rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS); all threads of a row have all
-/// of its chunks in `p.rounds` rounds.
+/// else is of its type, each if their rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS), and at least a warp's unless
+/// `VECTOR`; all threads of a row have all of its chunks in `p.rounds` rounds. The grid has a team for each row.
 #[inline(always)]
 pub unsafe fn norm_rows<
     T: RowElement,
@@ -88,6 +88,15 @@ pub unsafe fn norm_rows<
     }
 }
 
+/// 1 over the square root of a variance and ε: ∞ of 0.
+#[inline(always)]
+fn inverse_deviation(square: f32) -> f32 {
+    // Without ε the squares of small numbers may be subnormal, of which there is no root.
+    let is_subnormal = square < f32::MIN_POSITIVE;
+    let root = math::rsqrt(if is_subnormal { square * 16_777_216.0 } else { square });
+    if is_subnormal { root * 4096.0 } else { root }
+}
+
 /// The statistics of a row: its rounded mean, what that is off by, and the inverse deviation.
 struct Statistics {
     mean: f32,
@@ -99,7 +108,7 @@ impl Statistics {
     /// Of the sum of squares.
     #[inline(always)]
     fn of_squares<T>(p: &NormParams<T>, squares: f32) -> Self {
-        Self { mean: 0.0, rest: 0.0, deviation: math::rsqrt(ptx::fma(squares, p.inverse, p.epsilon)) }
+        Self { mean: 0.0, rest: 0.0, deviation: inverse_deviation(ptx::fma(squares, p.inverse, p.epsilon)) }
     }
 
     /// Of the rounded mean, and the sums of differences to it and of their squares.
@@ -109,7 +118,7 @@ impl Statistics {
         let variance = ptx::fma(-rest, rest, sums[1] * p.inverse);
         // No less than nothing, but for rounding; a NaN stays one.
         let variance = if variance < 0.0 { 0.0 } else { variance };
-        Self { mean, rest, deviation: math::rsqrt(variance + p.epsilon) }
+        Self { mean, rest, deviation: inverse_deviation(variance + p.epsilon) }
     }
 
     /// Stores what is wanted of row `row`.
@@ -149,14 +158,6 @@ unsafe fn rows_at_once<
     all: Columns<PER, VECTOR>,
 ) {
     let is_sum = !p.residual.is_null();
-    // What is loaded first. Opaque, since of a selection among fields' places the compiler would make a copy of the parameter in local memory; each time anew, since it
-    // would keep it in registers.
-    let source = |row: u32| {
-        let (x, residual) = (ptx::opaque_u64(p.x.base), ptx::opaque_u64(p.residual.address()));
-        let strides = [ptx::opaque_u64(p.x.stride), ptx::opaque_u64(p.residual_stride)];
-        let (first, stride) = if residual == 0 { (x, strides[0]) } else { (residual, strides[1]) };
-        first + row as u64 * stride * T::BYTES as u64
-    };
     let is_centered = p.is_centered != 0;
     let of_row = |row: u32| all.only_if(row < p.rows);
     // What is left when the mean is taken off takes its place. A cluster's blocks take off other numbers than that.
@@ -165,8 +166,12 @@ unsafe fn rows_at_once<
     unsafe {
         let row = team.row();
         let mine = of_row(row);
+        // Opaque, since of a selection among fields' places the compiler would make a copy of the parameter in local memory.
+        let (x, residual) = (ptx::opaque_u64(p.x.base), ptx::opaque_u64(p.residual.address()));
+        let strides = [ptx::opaque_u64(p.x.stride), ptx::opaque_u64(p.residual_stride)];
+        let (base, stride) = if residual == 0 { (x, strides[0]) } else { (residual, strides[1]) };
         let mut words = [[0; 4]; CHUNKS];
-        mine.load_all::<T, CHUNKS>(source(row), 0, &mut words);
+        mine.load_all::<T, CHUNKS>(base + row as u64 * stride * T::BYTES as u64, 0, &mut words);
         if is_sum {
             add_residual::<T, PER, CHUNKS, VECTOR>(p, mine, row, &mut words);
         }
@@ -226,8 +231,9 @@ unsafe fn rows_at_once<
         if p.y.is_there() {
             let mine = of_row(row);
             let (to, deviation) = (p.y.row(row), statistics.deviation);
-            // The normed number is d · deviation + shift, for d without the mean; of an RMS norm there is nothing to shift.
-            let shift = -(statistics.rest * deviation);
+            // The normed number is d · deviation + shift, for d without the mean. Of an RMS norm the shift is −0, which keeps the sign of a zero. So it is where the
+            // deviation is infinite, or not a number: a product would make NaN of the infinities that the reference has.
+            let shift = if deviation < f32::INFINITY { -(statistics.rest * deviation) } else { -0.0 };
             // As most often: no branch for a chunk then.
             let is_own = |of: &AnyRows| of.is_there() && of.kind == T::KIND && of.offset == 0.0;
             let is_plain = is_own(&p.weight)
@@ -249,12 +255,13 @@ unsafe fn rows_at_once<
                 each_chunk!(c of CHUNKS => {
                     if mine.reaches(c as u32) {
                         let weight = mine.load_words::<T>(p.weight.base, c as u32);
-                        let mut terms = [[0; 4]; 1];
+                        // −0 in each element: a sum with it keeps the sign of a zero.
+                        let mut terms = [if T::BYTES == 2 { 0x8000_8000 } else { 0x8000_0000 }; 4];
                         if is_centered {
-                            terms[0] = mine.load_words::<T>(p.bias.base, c as u32);
+                            terms = mine.load_words::<T>(p.bias.base, c as u32);
                         }
                         let mut values = normed(c, &kept);
-                        let (weight, terms): ([f32; PER], [f32; PER]) = (T::unpack(weight), T::unpack(terms[0]));
+                        let (weight, terms): ([f32; PER], [f32; PER]) = (T::unpack(weight), T::unpack(terms));
                         for j in 0..PER {
                             values[j] = ptx::fma(values[j], weight[j], terms[j]);
                         }

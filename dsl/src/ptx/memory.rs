@@ -260,6 +260,10 @@ load_if!(
 );
 
 load_if!(
+    /// `@condition ld.global.b8`: as [`ld_global_b16_if`], of a byte.
+    ld_global_b8_if, "ld.global.b8", "mov.b16 {0}, 0", reg16, u16
+);
+load_if!(
     /// `@condition ld.global.b16`: two bytes if `condition` holds, else 0. Unlike the `nc` form, of memory that the kernel may write.
     ld_global_b16_if, "ld.global.b16", "mov.b16 {0}, 0", reg16, u16
 );

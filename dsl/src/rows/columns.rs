@@ -183,25 +183,9 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
     #[inline(always)]
     #[must_use]
     pub unsafe fn load(&self, of: &AnyRows, row: u32, chunk: u32) -> [f32; PER] {
-        // SAFETY: the caller's promise.
-        let mut values = unsafe { self.load_numbers(of, row, chunk) };
-        for value in values.iter_mut() {
-            *value += of.offset;
-        }
-        values
-    }
-
-    /// As [`load`](Self::load), without the operand's offset.
-    ///
-    /// # Safety
-    ///
-    /// As [`load_words`](Self::load_words).
-    #[inline(always)]
-    #[must_use]
-    pub unsafe fn load_numbers(&self, of: &AnyRows, row: u32, chunk: u32) -> [f32; PER] {
         let at = of.row(row);
         // SAFETY: the caller's promise.
-        unsafe {
+        let mut values = unsafe {
             if of.kind == Kind::F32 {
                 self.load_f32(at, chunk)
             } else if of.kind == Kind::F16 {
@@ -209,7 +193,11 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
             } else {
                 self.load_half::<Bf16>(at, chunk)
             }
+        };
+        for value in values.iter_mut() {
+            *value += of.offset;
         }
+        values
     }
 
     #[inline(always)]

@@ -87,12 +87,13 @@ const fn pass<F: RowFunction>(number: usize) -> Option<Reduction> {
     if number < F::PASSES.len() { Some(F::PASSES[number]) } else { None }
 }
 
-/// Applies a function to rows. The grid has blocks, or clusters of them, for all rows: a team has one.
+/// Applies a function to rows: a team has one.
 ///
 /// # Safety
 ///
 /// x and y have the rows that `p` describes, aligned to chunks if `VECTOR`. They are apart, or the same rows of the same type. `p.threads` is a power of two up to
-/// [`THREADS`](super::THREADS); all threads of a row have all of its chunks in `p.rounds` rounds. What `f` reads is not written.
+/// [`THREADS`](super::THREADS), and at least a warp's unless `VECTOR`; all threads of a row have all of its chunks in `p.rounds` rounds. The grid has a team for each
+/// row. What `f` reads is not written.
 #[inline(always)]
 pub unsafe fn apply<
     T: RowElement,
@@ -218,7 +219,7 @@ pub type RowFunctionArgs<T, O, F> = (Global<T>, GlobalMut<O>, F, RowFunctionPara
 ///
 /// # Safety
 ///
-/// Each kernel has the body [`apply`] for these types and this function, with blocks of [`THREADS`](super::THREADS) threads.They have chunks of 16
+/// Each kernel has the body [`apply`] for these types and this function, with blocks of [`THREADS`](super::THREADS) threads. They have chunks of 16
 /// bytes, [`chunks_of`] to a thread, aligned ones in `Block` and `Cluster`. [`row_kernels`](crate::row_kernels) guarantees it by writing both.
 pub unsafe trait RowKernels: 'static {
     /// The operation's name in errors.

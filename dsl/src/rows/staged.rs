@@ -1,4 +1,4 @@
-//! Vectors with an element for each column, in f32 in shared memory: read and converted once for all rows of a block.
+//! A vector with an element for each column, in f32 in shared memory: read and converted once for all rows of a block.
 
 // Loops over registers index arrays by constants: an iterator by value would be an array in local memory.
 #![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
@@ -21,12 +21,6 @@ pub struct Staged {
 const STEP: u32 = THREADS * FOUR;
 
 impl Staged {
-    /// Bytes of a vector, of threads that have `elements` elements of a row.
-    #[must_use]
-    pub const fn bytes(elements: u32) -> u32 {
-        THREADS * elements * 4
-    }
-
     /// Where a vector of the threads of a team is to be, from `at` on.
     #[inline(always)]
     #[must_use]
@@ -35,57 +29,52 @@ impl Staged {
         Self { own: at.offset(rank * FOUR) }
     }
 
-    /// Reads vectors into shared memory, each of ones if it is not there. If they are of type `T`, all are on their way before one is waited for.
+    /// Reads a vector into shared memory, of ones if it is not there.
     ///
     /// # Safety
     ///
-    /// All threads of the block call it, and [`thread::sync_threads`] before they read a vector. Vectors are valid for their columns, all of which the threads
-    /// have in one round; there are [`bytes`](Self::bytes) of shared memory for each.
+    /// All threads of the block call it, and [`thread::sync_threads`] before they read the vector. It is valid for its columns, all of which the threads have in one
+    /// round; there are 4 bytes of shared memory for each element that a thread of the block has.
     #[inline(always)]
     pub unsafe fn read<
         T: RowElement,
-        const VECTORS: usize,
         const PER: usize,
         const CHUNKS: usize,
         const VECTOR: bool,
         const CLUSTER: bool,
     >(
+        &self,
         team: &Team<CLUSTER>,
         columns: Columns<PER, VECTOR>,
-        vectors: [(&AnyRows, Self); VECTORS],
+        of: &AnyRows,
     ) {
-        if team.index != 0 {
+        if team.index() != 0 {
             return;
         }
-        let mut words = [[[0; 4]; CHUNKS]; VECTORS];
-        for v in 0..VECTORS {
-            let columns = columns.only_if(vectors[v].0.is_there() && vectors[v].0.kind == T::KIND);
-            // SAFETY: the caller's promise.
-            unsafe { columns.load_all::<T, CHUNKS>(vectors[v].0.base, 0, &mut words[v]) };
-        }
-        for v in 0..VECTORS {
-            let (of, to) = vectors[v];
-            each_chunk!(c of CHUNKS => {
-                let mut values: [f32; PER] = T::unpack(words[v][c]);
-                if !of.is_there() {
-                    values = [1.0; PER];
-                } else if of.kind != T::KIND {
-                    // SAFETY: the caller's promise.
-                    values = unsafe { columns.load(of, 0, c as u32) };
-                } else {
-                    for j in 0..PER {
-                        values[j] += of.offset;
-                    }
+        let mut words = [[0; 4]; CHUNKS];
+        let of_type = columns.only_if(of.is_there() && of.kind == T::KIND);
+        // SAFETY: the caller's promise.
+        unsafe { of_type.load_all::<T, CHUNKS>(of.base, 0, &mut words) };
+        each_chunk!(c of CHUNKS => {
+            let mut values: [f32; PER] = T::unpack(words[c]);
+            if !of.is_there() {
+                values = [1.0; PER];
+            } else if of.kind != T::KIND {
+                // SAFETY: the caller's promise.
+                values = unsafe { columns.load(of, 0, c as u32) };
+            } else {
+                for j in 0..PER {
+                    values[j] += of.offset;
                 }
-                for four in 0..PER / 4 {
-                    let at = to.own.offset((c * (PER / 4) + four) as u32 * STEP);
-                    let first = 4 * four;
-                    let numbers = [values[first], values[first + 1], values[first + 2], values[first + 3]];
-                    // SAFETY: this thread's place.
-                    unsafe { ptx::st_shared_v4_f32(at.get(), numbers) };
-                }
-            });
-        }
+            }
+            for four in 0..PER / 4 {
+                let at = self.own.offset((c * (PER / 4) + four) as u32 * STEP);
+                let first = 4 * four;
+                let numbers = [values[first], values[first + 1], values[first + 2], values[first + 3]];
+                // SAFETY: this thread's place.
+                unsafe { ptx::st_shared_v4_f32(at.get(), numbers) };
+            }
+        });
     }
 
     /// The elements of this thread's chunk `chunk`.

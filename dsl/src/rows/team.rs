@@ -33,10 +33,6 @@ pub struct Team<const CLUSTER: bool> {
     pub step: u32,
     /// The row that the first team of this block begins with.
     pub first: u32,
-    /// This team's place among the block's.
-    pub index: u32,
-    /// Threads of this block in a team.
-    in_block: u32,
     /// Which place numbers of warps, and of blocks, are in next: 0 or 1.
     places: [u32; 2],
     /// The parity of the phase that each place's mbarrier is in, as a bit.
@@ -71,8 +67,6 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
                 threads: blocks * THREADS,
                 step: ptx::nclusterid_x(),
                 first: ptx::clusterid_x(),
-                index: 0,
-                in_block: THREADS,
                 places: [0; 2],
                 phases: 0,
                 have_begun: !CLUSTER,
@@ -86,8 +80,6 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
             threads,
             step: grid * teams,
             first: block * teams,
-            index: id >> shift,
-            in_block: threads,
             places: [0; 2],
             phases: 0,
             have_begun: !CLUSTER,
@@ -98,13 +90,13 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
     #[inline(always)]
     #[must_use]
     pub fn row(&self) -> u32 {
-        self.first + self.index_anew()
+        self.first + self.index()
     }
 
-    /// This team's place among the block's, found anew so that it takes no register meanwhile.
+    /// This team's place among the block's, found anew at each call so that it takes no register meanwhile.
     #[inline(always)]
     #[must_use]
-    pub fn index_anew(&self) -> u32 {
+    pub fn index(&self) -> u32 {
         if CLUSTER { 0 } else { ptx::tid_x_anew() >> self.threads.trailing_zeros() }
     }
 
@@ -112,7 +104,7 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
     #[inline(always)]
     #[must_use]
     pub fn in_block(&self) -> u32 {
-        self.in_block
+        if CLUSTER { THREADS } else { self.threads }
     }
 
     /// The sums of the threads' numbers, the same bits in all of them.
@@ -203,7 +195,7 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
                 [most[0], sums[0], sums[1], 0.0]
             };
             let mut all = over([own.max, own.sum, other, 0.0], self.lanes());
-            if self.in_block > warp::SIZE {
+            if self.in_block() > warp::SIZE {
                 all = over(self.of_warp(all, NOTHING), WARPS);
                 for i in 0..3 {
                     all[i] = f32::from_bits(ptx::shfl_sync_idx(all[i].to_bits(), 0));
@@ -220,7 +212,7 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
     /// Lanes of a warp that have the same row.
     #[inline(always)]
     fn lanes(&self) -> u32 {
-        if self.in_block < warp::SIZE { self.in_block } else { warp::SIZE }
+        if self.in_block() < warp::SIZE { self.in_block() } else { warp::SIZE }
     }
 
     #[inline(always)]
@@ -251,7 +243,7 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
     ) -> [f32; N] {
         // SAFETY: the caller's promise.
         unsafe { over_lanes(&mut values, self.lanes(), f) };
-        if self.in_block <= warp::SIZE {
+        if self.in_block() <= warp::SIZE {
             return values;
         }
         // SAFETY: the caller's promise.
@@ -275,8 +267,8 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
         let (lane, warp) = (warp::lane_id(), warp::warp_id());
         let place = SharedAddress::dynamic().offset(self.places[0] * OF_WARPS);
         self.places[0] ^= 1;
-        let slots = self.in_block / warp::SIZE;
-        let index = self.index_anew();
+        let slots = self.in_block() / warp::SIZE;
+        let index = self.index();
         let first = index * slots;
         // SAFETY: the slot is this warp's; whoever read it last has come to the barrier since. A block has at most four teams of several warps, each of which has a
         // barrier.
@@ -284,7 +276,7 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
             if lane == 0 {
                 ptx::st_shared_v4_f32(place.offset(warp * SLOT).get(), own);
             }
-            ptx::bar_sync_at(1 + index, self.in_block);
+            ptx::bar_sync_at(1 + index, self.in_block());
         }
         let mut slot = nothing;
         if lane < slots {

@@ -43,13 +43,13 @@ impl<T> Copy for SoftmaxGradientParams<T> {}
 // SAFETY: two operands of 24 bytes, two fields of eight, six of four: no padding.
 unsafe impl<T: 'static> KernelParam for SoftmaxGradientParams<T> {}
 
-/// `dx = scale · y ⊙ (dy − Σ dy ⊙ y)` of each row. Where y is 0 so is dx, whatever dy is there. The grid has blocks, or clusters of them, for all rows: a
-/// team has one.
+/// `dx = scale · y ⊙ (dy − Σ dy ⊙ y)` of each row. Where y is 0 so is dx, whatever dy is there. A team has a row.
 ///
 /// # Safety
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`. What is written overlaps nothing else, but dx may be y or dy if their types and rows are the
-/// same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS); all threads of a row have all of its chunks in `p.rounds` rounds.
+/// same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS), and at least a warp's unless `VECTOR`; all threads of a row have all of its chunks
+/// in `p.rounds` rounds. The grid has a team for each row.
 #[inline(always)]
 pub unsafe fn softmax_gradients<
     T: RowElement,

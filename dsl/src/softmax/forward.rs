@@ -45,13 +45,13 @@ impl<T> Copy for SoftmaxParams<T> {}
 // SAFETY: an operand of 24 bytes, four fields of eight, six of four: no padding.
 unsafe impl<T: 'static> KernelParam for SoftmaxParams<T> {}
 
-/// Takes the softmax of rows. The grid has blocks, or clusters of them, for all rows: a team has one.
+/// Takes the softmax of rows: a team has one.
 ///
 /// # Safety
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`: of the mask, to as many bytes. What is written overlaps nothing else, but y may be x if their
-/// types and rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS); all threads of a row have all of its chunks in `p.rounds`
-/// rounds.
+/// types and rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS), and at least a warp's unless `VECTOR`; all threads of a row
+/// have all of its chunks in `p.rounds` rounds. The grid has a team for each row.
 #[inline(always)]
 pub unsafe fn softmax_rows<
     T: RowElement,
@@ -186,7 +186,7 @@ unsafe fn keep<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTO
 ///
 /// # Safety
 ///
-/// The row is valid for reads of its columns, at a multiple of `PER` if `VECTOR`, and nothing writes it.
+/// The row is valid for reads of its columns, at a multiple of `PER` if `VECTOR`; no other thread writes it.
 #[inline(always)]
 unsafe fn load_mask<const PER: usize, const VECTOR: bool>(
     mine: Columns<PER, VECTOR>,
@@ -208,7 +208,7 @@ unsafe fn load_mask<const PER: usize, const VECTOR: bool>(
     for j in 0..PER {
         let at = row + mine.column(chunk, j) as u64;
         // SAFETY: the caller's promise.
-        let byte = unsafe { ptx::ld_global_nc_b8_if(at, mine.has(chunk, j)) } as u32;
+        let byte = unsafe { ptx::ld_global_b8_if(at, mine.has(chunk, j)) } as u32;
         bytes[j / 4] |= (byte & 0xff) << (j % 4 * 8);
     }
     bytes

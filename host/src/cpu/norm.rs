@@ -49,8 +49,9 @@ pub fn norm<A: Accumulator>(x: &[f32], norm: &Norm<'_>, y: &mut [A]) -> Statisti
     let inverse_deviation = (variance + A::from_f32(norm.epsilon)).sqrt().recip();
     for (column, (y, &x)) in y.iter_mut().zip(x).enumerate() {
         let normed = (A::from_f32(x) - rounded_mean - rest) * inverse_deviation;
-        let bias = norm.bias.map_or(A::zero(), |bias| A::from_f32(bias[column]));
-        *y = normed * norm.weight_of(column) + bias;
+        let scaled = normed * norm.weight_of(column);
+        // Without a bias nothing is added, so that a zero keeps its sign.
+        *y = norm.bias.map_or(scaled, |bias| scaled + A::from_f32(bias[column]));
     }
     Statistics { mean: rounded_mean + rest, inverse_deviation }
 }

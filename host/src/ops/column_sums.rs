@@ -115,7 +115,7 @@ fn launch<T: SumElement>(
     }
     let grid = [blocks, MATRICES as u32, 1];
     // SAFETY: the sizes are those of the tensors, which are apart; `with_operands` orders the work with their other uses.
-    stream.with_operands(&operands, || unsafe { kernel.launch(stream, grid, (params,)) })
+    stream.with_operands(&operands, || unsafe { kernel.launch_early(stream, grid, (params,)) })
 }
 
 #[cfg(test)]

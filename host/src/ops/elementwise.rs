@@ -14,8 +14,8 @@ use crate::cpu::{self, Activation, Elementwise};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::rows::{
-    AnyTensor, MOST_BLOCKS, RowElement, Shares, Sizes, as_result_rows, as_rows, is_copied, kind, rounded,
-    rows_of, widened, with_tensor,
+    AnyTensor, RowElement, Shares, Sizes, as_result_rows, as_rows, is_copied, kind, rounded, rows_of,
+    widened, with_tensor,
 };
 use crate::ops::{Implementation, SIDE_LIMIT};
 use crate::stream::{Operand, Stream};
@@ -629,7 +629,9 @@ impl Launch {
     }
 }
 
-/// Threads of a block that share a row, and the grid: along x blocks for the columns, along y for the rows.
+/// Threads of a block that share a row, and the grid: along x blocks for the columns, less than 2³¹, along y for the rows.
+///
+/// Along y there are at most [`MOST_ALONG_Y`]. A kernel whose teams have one row each is [launched](launches) for no more rows; others go on to further rows.
 pub(crate) fn grid(rows: u64, columns: u64, shares: Shares) -> (u32, [u32; 3]) {
     /// Threads that read neighbours, where there are as many chunks.
     const LEAST: u32 = 8;
@@ -637,7 +639,7 @@ pub(crate) fn grid(rows: u64, columns: u64, shares: Shares) -> (u32, [u32; 3]) {
     let chunks = u64::from(shares.chunks);
     let least = shares.least_threads(all, LEAST);
     let threads = all.div_ceil(chunks).next_power_of_two().max(least).min(u64::from(THREADS));
-    let along_x = all.div_ceil(threads * chunks).min(u64::from(MOST_BLOCKS));
+    let along_x = all.div_ceil(threads * chunks);
     let along_y = rows.div_ceil(u64::from(THREADS) / threads).clamp(1, MOST_ALONG_Y);
     (threads as u32, [along_x as u32, along_y as u32, 1])
 }

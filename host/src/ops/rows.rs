@@ -1,9 +1,12 @@
 //! What operations on rows share: operands of any floating-point type, and how many threads and blocks have a row.
 
+#[cfg(test)]
+mod tests;
+
 use std::any::Any;
 
 use half::{bf16, f16};
-use warpsmith_dsl::launch::Kernel;
+use warpsmith_dsl::launch::{Global, GlobalMut, Kernel};
 use warpsmith_dsl::rows::{AnyRows, Kind, RowElement as DeviceElement, THREADS};
 
 use super::matrix::{as_matrix, has_unit_stride, row_stride};
@@ -236,8 +239,22 @@ impl Sizes {
     }
 }
 
-/// The most blocks of a grid, where each has rows at most once: those that wait for a multiprocessor begin where others end, which keeps them out of step.
+/// The most blocks of a grid along x.
 pub(crate) const MOST_BLOCKS: u32 = i32::MAX as u32;
+
+#[cfg(test)]
+thread_local! {
+    /// What this thread's plans take for [`MOST_BLOCKS`], so that few rows have several launches.
+    pub(crate) static FEWER_BLOCKS: std::cell::Cell<u32> = const { std::cell::Cell::new(MOST_BLOCKS) };
+}
+
+/// The most blocks of a launch, where each has rows at most once: those that wait for a multiprocessor begin where others end, which keeps them out of step.
+fn most_blocks() -> u32 {
+    #[cfg(test)]
+    return FEWER_BLOCKS.get();
+    #[cfg(not(test))]
+    MOST_BLOCKS
+}
 
 /// How a kernel has the columns of a row: elements of a chunk, and chunks of a thread.
 #[derive(Clone, Copy, Debug)]
@@ -281,8 +298,35 @@ pub(crate) struct Plan {
     pub(crate) rounds: u32,
     /// Blocks of a cluster that share a row; 1 if there are no clusters.
     pub(crate) cluster: u32,
-    /// Blocks.
+    /// Blocks of a launch.
     pub(crate) blocks: u32,
+}
+
+/// Rows that a launch has, where each team has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Rows before the first.
+    before: u64,
+    pub(crate) rows: u32,
+    blocks: u32,
+}
+
+impl Piece {
+    /// These rows of an operand.
+    pub(crate) fn of(self, rows: AnyRows) -> AnyRows {
+        let bytes = self.before * rows.stride * u64::from(rows.kind.bytes());
+        AnyRows { base: rows.base + bytes, ..rows }
+    }
+
+    /// Where the elements of these rows are in a vector with one for each row.
+    pub(crate) fn of_vector<T>(self, vector: GlobalMut<T>) -> GlobalMut<T> {
+        if vector.is_null() { vector } else { vector.offset(self.before) }
+    }
+
+    /// Where these rows begin in memory that has `stride` elements for each.
+    pub(crate) fn from<T>(self, base: Global<T>, stride: u64) -> Global<T> {
+        if base.is_null() { base } else { base.offset(self.before * stride) }
+    }
 }
 
 /// Lanes of a warp.
@@ -291,9 +335,14 @@ const LANES: u32 = 32;
 const LEAST_THREADS: u32 = 4;
 
 impl Plan {
-    /// For as many rows as `sizes` says, of which the threads of a GPU with so large clusters have shares; at most `most_blocks` blocks at a time, each of which
-    /// has more rows then. The sums of a row depend on its columns and the largest cluster only.
-    pub(crate) fn new(sizes: Sizes, shares: Shares, max_cluster: u32, most_blocks: u32) -> Self {
+    /// For a kernel whose teams have one row each, on a GPU with so large clusters. There is a launch for each of the [`pieces`](Self::pieces).
+    pub(crate) fn new(sizes: Sizes, shares: Shares, max_cluster: u32) -> Self {
+        Self::in_blocks(sizes, shares, max_cluster, most_blocks())
+    }
+
+    /// For as many rows as `sizes` says, of which the threads of a GPU with so large clusters have shares, and at most `most_blocks` blocks. Where these have too few
+    /// teams, a team has several rows, or there are several launches. The sums of a row depend on its columns and the largest cluster only.
+    pub(crate) fn in_blocks(sizes: Sizes, shares: Shares, max_cluster: u32, most_blocks: u32) -> Self {
         let (rows, columns) = (sizes.rows as u64, sizes.columns as u64);
         let all = columns.div_ceil(u64::from(shares.chunk)).max(1);
         let per_thread = u64::from(shares.chunks);
@@ -314,27 +363,72 @@ impl Plan {
             blocks: (wanted.min(most).max(1) * cluster) as u32,
         }
     }
+
+    /// Teams of a block, or of a cluster.
+    fn teams(self) -> u32 {
+        if self.cluster > 1 { 1 } else { THREADS / self.threads }
+    }
+
+    /// Rows of a launch in which a team has one.
+    fn rows(self) -> u64 {
+        u64::from(self.blocks / self.cluster) * u64::from(self.teams())
+    }
+
+    /// The launches for so many rows, where a team has one.
+    pub(crate) fn pieces(self, rows: usize) -> impl Iterator<Item = Piece> {
+        let (rows, most) = (rows as u64, self.rows());
+        (0..rows.div_ceil(most)).map(move |piece| {
+            let before = piece * most;
+            let rows = most.min(rows - before) as u32;
+            Piece { before, rows, blocks: rows.div_ceil(self.teams()) * self.cluster }
+        })
+    }
+
+    /// The error for more rows than one launch has, where a team has one.
+    pub(crate) fn expect_one_launch(
+        self,
+        operation: &'static str,
+        operand: &'static str,
+        rows: usize,
+    ) -> Result<()> {
+        if rows as u64 <= self.rows() {
+            return Ok(());
+        }
+        let limit = format!("at most {}, of which each has {} blocks", self.rows(), self.cluster);
+        let actual = rows.to_string();
+        Err(Error::SizeLimit { operation, operand, quantity: "number of rows", limit, actual })
+    }
 }
 
-/// Launches a kernel in the clusters of its plan, early if it reads nothing as memory that no launch writes.
+/// Launches a kernel for all rows, of which a team has one, with the arguments for the rows of each launch.
 ///
 /// # Safety
 ///
-/// The arguments are valid for what the kernel does with them. It waits for launches before it where it is launched early.
-pub(crate) unsafe fn launch<K: Kernel>(
+/// As for [`launch`].
+pub(crate) unsafe fn launch_rows<K: Kernel>(
     stream: &Stream,
     plan: Plan,
-    early: bool,
-    args: K::Args,
+    rows: usize,
+    args: impl Fn(Piece) -> K::Args,
 ) -> Result<()> {
-    let (kernel, grid, cluster) = (stream.device().kernel::<K>()?, [plan.blocks, 1, 1], [plan.cluster, 1, 1]);
+    plan.pieces(rows).try_for_each(|piece| {
+        // SAFETY: the caller's promise.
+        unsafe { launch::<K>(stream, Plan { blocks: piece.blocks, ..plan }, args(piece)) }
+    })
+}
+
+/// Launches a kernel in the clusters of its plan, before earlier launches have ended if it waits for them.
+///
+/// # Safety
+///
+/// The arguments are valid for what the kernel does with them. A kernel that waits for earlier launches reads nothing as memory that no launch writes.
+pub(crate) unsafe fn launch<K: Kernel>(stream: &Stream, plan: Plan, args: K::Args) -> Result<()> {
+    let (kernel, grid) = (stream.device().kernel::<K>()?, [plan.blocks, 1, 1]);
     // SAFETY: the caller's promise.
     unsafe {
-        match (plan.cluster, early) {
-            (1, true) => kernel.launch_early(stream, grid, args),
-            (1, false) => kernel.launch(stream, grid, args),
-            (_, true) => kernel.launch_early_clusters(stream, grid, cluster, args),
-            (_, false) => kernel.launch_clusters(stream, grid, cluster, args),
+        match plan.cluster {
+            1 => kernel.launch_early(stream, grid, args),
+            cluster => kernel.launch_early_clusters(stream, grid, [cluster, 1, 1], args),
         }
     }
 }
@@ -365,50 +459,6 @@ impl Variant {
             Self::BlockAny => B::DECLARATION.name,
             Self::Cluster => C::DECLARATION.name,
             Self::ClusterAny => D::DECLARATION.name,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{MOST_BLOCKS, Plan, Shares, Sizes};
-
-    #[test]
-    fn every_chunk_of_a_row_is_some_threads_and_every_row_some_blocks() {
-        for columns in
-            [1, 3, 8, 31, 64, 127, 128, 768, 1000, 4096, 5000, 8192, 8193, 65_536, 100_003, 1 << 20]
-        {
-            for shares in [
-                Shares { vector: true, chunk: 8, chunks: 4 },
-                Shares { vector: true, chunk: 4, chunks: 4 },
-                Shares { vector: true, chunk: 8, chunks: 2 },
-                Shares { vector: false, chunk: 8, chunks: 4 },
-            ] {
-                for max_cluster in [1, 8, 16] {
-                    for rows in [1, 7, 64, 4096, 1 << 20] {
-                        let sizes = Sizes { rows, columns };
-                        let all = Plan::new(sizes, shares, max_cluster, MOST_BLOCKS);
-                        let teams = if all.cluster > 1 { 1 } else { 256 / all.threads };
-                        assert!(
-                            all.blocks / all.cluster * teams >= rows as u32,
-                            "a row has no team: {rows} × {columns}, {all:?}"
-                        );
-                        let Plan { threads, rounds, cluster, blocks } =
-                            Plan::new(Sizes { rows, columns }, shares, max_cluster, 1056);
-                        let case = format!("{rows} × {columns}, {shares:?}, {max_cluster}");
-                        let chunks = columns.div_ceil(shares.chunk as usize);
-                        let at_a_time = (threads * cluster * shares.chunks) as usize;
-                        assert!(at_a_time * rounds as usize >= chunks, "{case}");
-                        assert!(at_a_time * (rounds as usize - 1) < chunks, "{case}");
-                        assert!(threads.is_power_of_two() && threads <= 256, "{case}");
-                        assert!(shares.vector || threads >= 32, "{case}");
-                        assert!(cluster == 1 || threads == 256 && cluster <= max_cluster, "{case}");
-                        assert!(blocks <= 1056 && blocks.is_multiple_of(cluster), "{case}");
-                        let teams = if cluster > 1 { blocks / cluster } else { blocks * (256 / threads) };
-                        assert!(teams as usize >= rows.min(66), "{case}");
-                    }
-                }
-            }
         }
     }
 }

@@ -10,8 +10,7 @@ use crate::device::DeviceKind;
 use crate::error::Result;
 use crate::ops::Implementation;
 use crate::ops::rows::{
-    MOST_BLOCKS, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, is_copied, launch,
-    rows_of,
+    Piece, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, is_copied, launch_rows, rows_of,
 };
 use crate::stream::{Operand, Stream};
 use crate::tensor::Tensor;
@@ -71,7 +70,7 @@ impl<T: LogitElement, L: LabelElement> CrossEntropyOp<'_, T, L> {
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let properties = self.logits.device().properties();
         let shares = Shares::of::<T>(sizes.columns, rows, CHUNKS);
-        (shares, Plan::new(sizes, shares, properties.max_cluster, MOST_BLOCKS))
+        (shares, Plan::new(sizes, shares, properties.max_cluster))
     }
 
     pub(super) fn launch<G: RowElement>(
@@ -101,27 +100,33 @@ impl<T: LogitElement, L: LabelElement> CrossEntropyOp<'_, T, L> {
         let (from, to) = (rows_of(&logits), gradient.as_ref().map_or(AnyRows::NONE, rows_of));
         let (shares, plan) = self.plan(sizes, &[from, to]);
         let cap = self.options.soft_cap;
-        let params = CrossEntropyParams {
-            gradient: to,
-            labels: self.device_labels(&labels),
-            logits: Global::new(from.base),
-            logits_stride: from.stride,
-            loss: of_rows.arg_mut(),
-            lse: lse.as_mut().map_or(GlobalMut::new(0), |lse| lse.arg_mut()),
-            counts: counts.as_ref().map_or(Global::new(0), Tensor::arg),
-            device_scale: self.device_scale.map_or(Global::new(0), Tensor::arg),
-            parts: parts.count,
-            rows: sizes.rows as u32,
-            columns: sizes.columns as u32,
-            threads: plan.threads,
-            rounds: plan.rounds,
-            smoothing: self.options.smoothing,
-            inverse: 1.0 / sizes.columns as f32,
-            z_loss: self.options.z_loss,
-            cap: cap.unwrap_or(0.0),
-            inverse_cap: cap.map_or(0.0, f32::recip),
-            gradient_scale: self.gradient_scale,
-            reserved: 0,
+        let (to_loss, of_labels) = (of_rows.arg_mut(), self.device_labels(&labels));
+        let to_lse = lse.as_mut().map_or(GlobalMut::new(0), |lse| lse.arg_mut());
+        let args = |piece: Piece| {
+            let first_label = piece.from(Global::<L::Device>::new(of_labels.base), 1).address();
+            let params = CrossEntropyParams {
+                gradient: piece.of(to),
+                labels: Labels { base: first_label, ..of_labels },
+                logits: Global::new(piece.of(from).base),
+                logits_stride: from.stride,
+                loss: piece.of_vector(to_loss),
+                lse: piece.of_vector(to_lse),
+                counts: counts.as_ref().map_or(Global::new(0), Tensor::arg),
+                device_scale: self.device_scale.map_or(Global::new(0), Tensor::arg),
+                parts: parts.count,
+                rows: piece.rows,
+                columns: sizes.columns as u32,
+                threads: plan.threads,
+                rounds: plan.rounds,
+                smoothing: self.options.smoothing,
+                inverse: 1.0 / sizes.columns as f32,
+                z_loss: self.options.z_loss,
+                cap: cap.unwrap_or(0.0),
+                inverse_cap: cap.map_or(0.0, f32::recip),
+                gradient_scale: self.gradient_scale,
+                reserved: 0,
+            };
+            (params,)
         };
         let mut operands: Vec<&dyn Operand> = vec![&logits, &labels, &of_rows];
         operands.extend(gradient.as_ref().map(|gradient| gradient as &dyn Operand));
@@ -132,10 +137,10 @@ impl<T: LogitElement, L: LabelElement> CrossEntropyOp<'_, T, L> {
         // nothing but a gradient with logits of the same rows. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
         stream.with_operands(&operands, || unsafe {
             match Variant::of(shares, plan) {
-                Variant::Block => launch::<T::Block>(stream, plan, true, (params,)),
-                Variant::BlockAny => launch::<T::BlockAny>(stream, plan, true, (params,)),
-                Variant::Cluster => launch::<T::Cluster>(stream, plan, true, (params,)),
-                Variant::ClusterAny => launch::<T::ClusterAny>(stream, plan, true, (params,)),
+                Variant::Block => launch_rows::<T::Block>(stream, plan, sizes.rows, args),
+                Variant::BlockAny => launch_rows::<T::BlockAny>(stream, plan, sizes.rows, args),
+                Variant::Cluster => launch_rows::<T::Cluster>(stream, plan, sizes.rows, args),
+                Variant::ClusterAny => launch_rows::<T::ClusterAny>(stream, plan, sizes.rows, args),
             }
         })?;
         match &mut loss {

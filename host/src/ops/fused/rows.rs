@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::kernel::{KernelFile, LaunchArgs, Resolved, resolve};
 use crate::ops::Implementation;
 use crate::ops::rows::{
-    MOST_BLOCKS, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_rows, is_copied,
-    is_in_place, rows_of,
+    Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_rows, is_copied, is_in_place,
+    rows_of,
 };
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
@@ -84,7 +84,7 @@ where
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let shares = Shares::of::<T>(sizes.columns, rows, ELEMENTS / Shares::vector::<T>());
         let max_cluster = if self.has_clusters { self.device.properties().max_cluster } else { 1 };
-        (shares, Plan::new(sizes, shares, max_cluster, MOST_BLOCKS))
+        (shares, Plan::new(sizes, shares, max_cluster))
     }
 }
 
@@ -230,6 +230,8 @@ where
         let mut y = as_result_rows(F::NAME, "y", y)?;
         let (from, to) = (rows_of(&x), rows_of(&y));
         let (shares, plan) = self.rows.plan(sizes, &[from, to]);
+        // The function may ask for a row's number among all.
+        plan.expect_one_launch(F::NAME, "x", sizes.rows)?;
         let params = RowFunctionParams {
             x_stride: from.stride,
             y_stride: to.stride,
@@ -242,33 +244,41 @@ where
         let args: ArgsOf<F> = (Global::new(from.base), to, F::Function::from_operands(values), params);
         let mut operands: Vec<&dyn Operand> = vec![&x, &y];
         operands.extend(used.iter().map(|(_, operand, _)| *operand));
-        let loaded = &self.rows.loaded;
+        // Slices are read as memory that nothing writes: no launch that may have written one is to be under way.
+        let (loaded, early) = (&self.rows.loaded, used.is_empty());
         // SAFETY: rows, columns and strides are those of the tensors, which were checked to be this device's, of the same shape, and apart or in place. The plan's
         // threads have all chunks of a row. What the function reads is made of tensors that are only read, and apart from y. Tensors are freed in the order of their
         // home streams, which `with_operands` makes wait for this work.
         stream.with_operands(&operands, || unsafe {
             match Variant::of(shares, plan) {
-                Variant::Block => launch::<F::Block>(loaded, &stream, plan, args),
-                Variant::BlockAny => launch::<F::BlockAny>(loaded, &stream, plan, args),
-                Variant::Cluster => launch::<F::Cluster>(loaded, &stream, plan, args),
-                Variant::ClusterAny => launch::<F::ClusterAny>(loaded, &stream, plan, args),
+                Variant::Block => launch::<F::Block>(loaded, &stream, (plan, early), args),
+                Variant::BlockAny => launch::<F::BlockAny>(loaded, &stream, (plan, early), args),
+                Variant::Cluster => launch::<F::Cluster>(loaded, &stream, (plan, early), args),
+                Variant::ClusterAny => launch::<F::ClusterAny>(loaded, &stream, (plan, early), args),
             }
         })
     }
 }
 
-/// Launches a kernel in the clusters of its plan.
+/// Launches a kernel in the clusters of its plan, if `early` before earlier launches have ended.
 ///
 /// # Safety
 ///
-/// The arguments are valid for what the kernel does with them.
-unsafe fn launch<K: Kernel>(loaded: &Loaded, stream: &Stream, plan: Plan, args: K::Args) -> Result<()> {
-    let (kernel, grid) = (loaded.kernel::<K>()?, [plan.blocks, 1, 1]);
+/// The arguments are valid for what the kernel does with them. If `early`, it reads nothing as memory that no launch writes.
+unsafe fn launch<K: Kernel>(
+    loaded: &Loaded,
+    stream: &Stream,
+    (plan, early): (Plan, bool),
+    args: K::Args,
+) -> Result<()> {
+    let (kernel, grid, cluster) = (loaded.kernel::<K>()?, [plan.blocks, 1, 1], [plan.cluster, 1, 1]);
     // SAFETY: the caller's promise.
     unsafe {
-        match plan.cluster {
-            1 => kernel.launch_early(stream, grid, args),
-            cluster => kernel.launch_early_clusters(stream, grid, [cluster, 1, 1], args),
+        match (plan.cluster, early) {
+            (1, true) => kernel.launch_early(stream, grid, args),
+            (1, false) => kernel.launch(stream, grid, args),
+            (_, true) => kernel.launch_early_clusters(stream, grid, cluster, args),
+            (_, false) => kernel.launch_clusters(stream, grid, cluster, args),
         }
     }
 }

@@ -178,7 +178,7 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let max_cluster = self.norm.x.device().properties().max_cluster;
         let shares = Shares::of::<T>(sizes.columns, rows, CHUNKS);
-        (shares, Plan::new(sizes, shares, max_cluster, PARTS))
+        (shares, Plan::in_blocks(sizes, shares, max_cluster, PARTS))
     }
 
     fn check(&self) -> Result<(Sizes, Stream)> {
@@ -322,10 +322,10 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
         // SAFETY: as for the norm; each block, or cluster, has a row of the parts.
         stream.with_operands(&operands, || unsafe {
             match Variant::of(shares, plan) {
-                Variant::Block => launch::<T::Gradient>(stream, plan, true, (params,)),
-                Variant::BlockAny => launch::<T::GradientAny>(stream, plan, true, (params,)),
-                Variant::Cluster => launch::<T::GradientCluster>(stream, plan, true, (params,)),
-                Variant::ClusterAny => launch::<T::GradientClusterAny>(stream, plan, true, (params,)),
+                Variant::Block => launch::<T::Gradient>(stream, plan, (params,)),
+                Variant::BlockAny => launch::<T::GradientAny>(stream, plan, (params,)),
+                Variant::Cluster => launch::<T::GradientCluster>(stream, plan, (params,)),
+                Variant::ClusterAny => launch::<T::GradientClusterAny>(stream, plan, (params,)),
             }
         })?;
         let of = |parts, to| Option::zip(parts, to);

@@ -10,8 +10,8 @@ use crate::cpu::{self, Norm};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::rows::{
-    AnyTensor, MOST_BLOCKS, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_rows,
-    expect_shape, is_copied, is_in_place, launch, rounded, rows_of, widened,
+    AnyTensor, Piece, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_rows,
+    expect_shape, is_copied, is_in_place, launch_rows, rounded, rows_of, widened,
 };
 use crate::ops::{Implementation, expect_result};
 use crate::stream::{Operand, Stream};
@@ -230,7 +230,7 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let properties = self.x.device().properties();
         let shares = Shares::of::<T>(sizes.columns, rows, CHUNKS);
-        (shares, Plan::new(sizes, shares, properties.max_cluster, MOST_BLOCKS))
+        (shares, Plan::new(sizes, shares, properties.max_cluster))
     }
 
     /// The sizes and the stream, or the first error of the operands.
@@ -350,25 +350,30 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
         let (weight, bias) = (self.options.weight_row(), self.options.bias_row());
         let all = [x_rows, y_rows, residual_rows, sum_rows, weight, bias];
         let (shares, plan) = self.plan(sizes, &all);
-        let params = NormParams {
-            x: x_rows,
-            weight,
-            bias,
-            y: y_rows,
-            residual: Global::new(residual_rows.base),
-            sum: GlobalMut::new(sum_rows.base),
-            residual_stride: residual_rows.stride,
-            sum_stride: sum_rows.stride,
-            mean: outputs.mean.as_mut().map_or(GlobalMut::new(0), |mean| mean.arg_mut()),
-            deviation: outputs.inverse_deviation.as_mut().map_or(GlobalMut::new(0), |to| to.arg_mut()),
-            rows: sizes.rows as u32,
-            columns: sizes.columns as u32,
-            threads: plan.threads,
-            rounds: plan.rounds,
-            inverse: 1.0 / sizes.columns as f32,
-            epsilon: self.options.epsilon,
-            is_centered: u32::from(self.options.is_centered),
-            reserved: 0,
+        let mean = outputs.mean.as_mut().map_or(GlobalMut::new(0), |mean| mean.arg_mut());
+        let deviation = outputs.inverse_deviation.as_mut().map_or(GlobalMut::new(0), |to| to.arg_mut());
+        let args = |piece: Piece| {
+            let params = NormParams {
+                x: piece.of(x_rows),
+                weight,
+                bias,
+                y: piece.of(y_rows),
+                residual: Global::new(piece.of(residual_rows).base),
+                sum: GlobalMut::new(piece.of(sum_rows).base),
+                residual_stride: residual_rows.stride,
+                sum_stride: sum_rows.stride,
+                mean: piece.of_vector(mean),
+                deviation: piece.of_vector(deviation),
+                rows: piece.rows,
+                columns: sizes.columns as u32,
+                threads: plan.threads,
+                rounds: plan.rounds,
+                inverse: 1.0 / sizes.columns as f32,
+                epsilon: self.options.epsilon,
+                is_centered: u32::from(self.options.is_centered),
+                reserved: 0,
+            };
+            (params,)
         };
         let mut operands: Vec<&dyn Operand> = vec![&x];
         operands.extend(vectors.iter().map(AnyTensor::operand));
@@ -382,10 +387,10 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
         // threads have all chunks of a row. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
         stream.with_operands(&operands, || unsafe {
             match Variant::of(shares, plan) {
-                Variant::Block => launch::<T::Norm>(stream, plan, true, (params,)),
-                Variant::BlockAny => launch::<T::NormAny>(stream, plan, true, (params,)),
-                Variant::Cluster => launch::<T::NormCluster>(stream, plan, true, (params,)),
-                Variant::ClusterAny => launch::<T::NormClusterAny>(stream, plan, true, (params,)),
+                Variant::Block => launch_rows::<T::Norm>(stream, plan, sizes.rows, args),
+                Variant::BlockAny => launch_rows::<T::NormAny>(stream, plan, sizes.rows, args),
+                Variant::Cluster => launch_rows::<T::NormCluster>(stream, plan, sizes.rows, args),
+                Variant::ClusterAny => launch_rows::<T::NormClusterAny>(stream, plan, sizes.rows, args),
             }
         })
     }

@@ -4,6 +4,8 @@
 
 mod backward;
 mod forward;
+#[cfg(test)]
+mod tests;
 
 use half::{bf16, f16};
 use warpsmith_dsl::float::{Bf16, F16};

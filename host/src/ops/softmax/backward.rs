@@ -11,8 +11,8 @@ use crate::device::DeviceKind;
 use crate::error::Result;
 use crate::ops::Implementation;
 use crate::ops::rows::{
-    MOST_BLOCKS, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_apart,
-    expect_rows, expect_shape, is_copied, is_in_place, launch, rounded, rows_of, widened,
+    Piece, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_apart, expect_rows,
+    expect_shape, is_copied, is_in_place, launch_rows, rounded, rows_of, widened,
 };
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
@@ -146,7 +146,7 @@ impl<'a, Y: SoftmaxElement, D: RowElement> SoftmaxGradientOp<'a, Y, D> {
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let properties = self.y.device().properties();
         let shares = Shares::of::<Y>(sizes.columns, rows, CHUNKS);
-        (shares, Plan::new(sizes, shares, properties.max_cluster, MOST_BLOCKS))
+        (shares, Plan::new(sizes, shares, properties.max_cluster))
     }
 
     fn check(&self) -> Result<(Sizes, Stream)> {
@@ -176,26 +176,29 @@ impl<'a, Y: SoftmaxElement, D: RowElement> SoftmaxGradientOp<'a, Y, D> {
         let results = as_result_rows(OPERATION, "dx", dx)?;
         let [of_y, of_dy, to] = [rows_of(&y), rows_of(&dy), rows_of(&results)];
         let (shares, plan) = self.plan(sizes, &[of_y, of_dy, to]);
-        let params = SoftmaxGradientParams {
-            dy: of_dy,
-            dx: to,
-            y: Global::new(of_y.base),
-            y_stride: of_y.stride,
-            rows: sizes.rows as u32,
-            columns: sizes.columns as u32,
-            threads: plan.threads,
-            rounds: plan.rounds,
-            scale: self.scale,
-            reserved: 0,
+        let args = |piece: Piece| {
+            let params = SoftmaxGradientParams {
+                dy: piece.of(of_dy),
+                dx: piece.of(to),
+                y: Global::new(piece.of(of_y).base),
+                y_stride: of_y.stride,
+                rows: piece.rows,
+                columns: sizes.columns as u32,
+                threads: plan.threads,
+                rounds: plan.rounds,
+                scale: self.scale,
+                reserved: 0,
+            };
+            (params,)
         };
         // SAFETY: the sizes and strides are those of the tensors; the plan has all chunks of each row, which are aligned where it says so. The result is new, or was checked to share
         // memory with nothing but operands of the same rows. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
         stream.with_operands(&[&y, &dy, &results], || unsafe {
             match Variant::of(shares, plan) {
-                Variant::Block => launch::<Y::Gradient>(stream, plan, true, (params,)),
-                Variant::BlockAny => launch::<Y::GradientAny>(stream, plan, true, (params,)),
-                Variant::Cluster => launch::<Y::GradientCluster>(stream, plan, true, (params,)),
-                Variant::ClusterAny => launch::<Y::GradientClusterAny>(stream, plan, true, (params,)),
+                Variant::Block => launch_rows::<Y::Gradient>(stream, plan, sizes.rows, args),
+                Variant::BlockAny => launch_rows::<Y::GradientAny>(stream, plan, sizes.rows, args),
+                Variant::Cluster => launch_rows::<Y::GradientCluster>(stream, plan, sizes.rows, args),
+                Variant::ClusterAny => launch_rows::<Y::GradientClusterAny>(stream, plan, sizes.rows, args),
             }
         })
     }

@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::ops::Implementation;
 use crate::ops::matrix::{has_unit_stride, row_stride};
 use crate::ops::rows::{
-    MOST_BLOCKS, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_apart,
-    expect_rows, is_copied, is_in_place, launch, rounded, rows_of, widened,
+    Piece, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_apart, expect_rows,
+    is_copied, is_in_place, launch_rows, rounded, rows_of, widened,
 };
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
@@ -155,7 +155,7 @@ impl<'a, T: SoftmaxElement> SoftmaxOp<'a, T> {
         if mask.is_some_and(|mask| !is_aligned(mask, shares.chunk)) {
             shares.vector = false;
         }
-        (shares, Plan::new(sizes, shares, properties.max_cluster, MOST_BLOCKS))
+        (shares, Plan::new(sizes, shares, properties.max_cluster))
     }
 
     /// The sizes and the stream, or the first error of the operands.
@@ -198,30 +198,33 @@ impl<'a, T: SoftmaxElement> SoftmaxOp<'a, T> {
         };
         let (from, to) = (rows_of(&x), rows_of(&results));
         let (shares, plan) = self.plan(sizes, &[from, to], mask.as_ref());
-        let params = SoftmaxParams {
-            y: to,
-            x: Global::new(from.base),
-            mask: mask.as_ref().map_or(Global::new(0), Tensor::arg),
-            x_stride: from.stride,
-            mask_stride: mask.as_ref().map_or(0, row_stride),
-            rows: sizes.rows as u32,
-            columns: sizes.columns as u32,
-            threads: plan.threads,
-            rounds: plan.rounds,
-            factor: (f64::from(self.scale) * std::f64::consts::LOG2_E) as f32,
-            reserved: 0,
+        let mask_stride = mask.as_ref().map_or(0, row_stride);
+        let args = |piece: Piece| {
+            let params = SoftmaxParams {
+                y: piece.of(to),
+                x: Global::new(piece.of(from).base),
+                mask: mask.as_ref().map_or(Global::new(0), |mask| piece.from(mask.arg(), mask_stride)),
+                x_stride: from.stride,
+                mask_stride,
+                rows: piece.rows,
+                columns: sizes.columns as u32,
+                threads: plan.threads,
+                rounds: plan.rounds,
+                factor: (f64::from(self.scale) * std::f64::consts::LOG2_E) as f32,
+                reserved: 0,
+            };
+            (params,)
         };
         let mut operands: Vec<&dyn Operand> = vec![&x, &results];
         operands.extend(mask.as_ref().map(|mask| mask as &dyn Operand));
         // SAFETY: the sizes and strides are those of the tensors; the plan has all chunks of each row, which are aligned where it says so. The result is new, or was checked to share
         // memory with nothing but an x of the same rows. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
-        // A mask is read as memory that nothing writes: no launch before may be under way.
         stream.with_operands(&operands, || unsafe {
             match Variant::of(shares, plan) {
-                Variant::Block => launch::<T::Block>(stream, plan, mask.is_none(), (params,)),
-                Variant::BlockAny => launch::<T::BlockAny>(stream, plan, mask.is_none(), (params,)),
-                Variant::Cluster => launch::<T::Cluster>(stream, plan, mask.is_none(), (params,)),
-                Variant::ClusterAny => launch::<T::ClusterAny>(stream, plan, mask.is_none(), (params,)),
+                Variant::Block => launch_rows::<T::Block>(stream, plan, sizes.rows, args),
+                Variant::BlockAny => launch_rows::<T::BlockAny>(stream, plan, sizes.rows, args),
+                Variant::Cluster => launch_rows::<T::Cluster>(stream, plan, sizes.rows, args),
+                Variant::ClusterAny => launch_rows::<T::ClusterAny>(stream, plan, sizes.rows, args),
             }
         })
     }

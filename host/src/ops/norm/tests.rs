@@ -1,0 +1,97 @@
+//! Rows near zero. The conformance tests compare with f64, whatever is drawn.
+
+use half::f16;
+
+use crate::ops::rows::RowElement;
+use crate::{Device, Tensor, ops};
+
+/// The unit of rounding of f32.
+const U: f32 = 1.0 / (1u32 << 24) as f32;
+/// Columns of rows in a part of a warp, in a block and in rounds, or a cluster: aligned and not.
+const COLUMNS: [usize; 6] = [8, 7, 64, 1002, 16_384, 16_383];
+
+fn devices() -> [Device; 3] {
+    ["emulator:8.0", "emulator:9.0", "cpu"].map(|name| name.parse().expect("a device"))
+}
+
+/// Two rows that repeat some numbers.
+fn rows<T: RowElement>(device: &Device, columns: usize, pattern: &[f32]) -> Tensor<T> {
+    let row = pattern.iter().map(|&number| T::from_accumulator(number)).cycle().take(columns);
+    let both: Vec<T> = row.clone().chain(row).collect();
+    Tensor::from_slice(device, &both, [2, columns]).expect("it fits")
+}
+
+#[test]
+fn numbers_whose_squares_are_nothing_have_an_infinite_deviation() {
+    let small = 2f32.powi(-100);
+    for device in devices() {
+        for columns in COLUMNS {
+            let x = rows::<f32>(&device, columns, &[small, -small, 0.0, -0.0]);
+            let normed = ops::rms_norm(&x).epsilon(0.0).run_saving::<f32>().expect("it runs");
+            let deviation = normed.inverse_deviation.to_vec().expect("it is there");
+            assert_eq!(deviation, [f32::INFINITY; 2], "{device:?}, {columns}");
+            let y = normed.y.to_vec().expect("it is there");
+            for (x, y) in x.to_vec().expect("it is there").into_iter().zip(y) {
+                let is_right = if x == 0.0 { y.is_nan() } else { y == x.signum() * f32::INFINITY };
+                assert!(is_right, "{device:?}, {columns}: {x} gives {y}");
+            }
+            // The mean of as many positive and negative numbers is exact.
+            let x = rows::<f32>(&device, columns / 2 * 2, &[small, -small]);
+            let y = ops::layer_norm(&x).epsilon(0.0).run().expect("it runs").to_vec().expect("it is there");
+            for (x, y) in x.to_vec().expect("it is there").into_iter().zip(y) {
+                assert_eq!(y, x.signum() * f32::INFINITY, "{device:?}, {columns}");
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_whose_squares_are_subnormal_are_normed_as_any() {
+    // Its square is a subnormal power of two, and so is the mean of as many of them as another one.
+    let small = 2f32.powi(-68);
+    for device in devices() {
+        for columns in [8, 64, 16_384] {
+            let x = rows::<f32>(&device, columns, &[small, -small]);
+            for norm in [ops::rms_norm(&x), ops::layer_norm(&x)] {
+                let y = norm.epsilon(0.0).run().expect("it runs").to_vec().expect("it is there");
+                for (x, y) in x.to_vec().expect("it is there").into_iter().zip(y) {
+                    // The root's error, and that of the product.
+                    assert!((y - x.signum()).abs() <= 5.0 * U, "{device:?}, {columns}: {y}");
+                }
+            }
+        }
+    }
+}
+
+fn zeros_keep_their_sign<T: ops::norm::NormElement, Y: RowElement>(device: &Device) {
+    for columns in COLUMNS {
+        let x = rows::<T>(device, columns, &[1.0, -1.0, 0.0, -0.0]);
+        for sign in [1.0, -1.0] {
+            let weight: Vec<T> = vec![T::from_accumulator(sign); columns];
+            let weight = Tensor::from_slice(device, &weight, [columns]).expect("it fits");
+            for norm in [ops::rms_norm(&x), ops::layer_norm(&x)] {
+                let y = norm.weight(&weight).run_as::<Y>().expect("it runs");
+                let mut numbers = [vec![0.0; 2 * columns], vec![0.0; 2 * columns]];
+                T::widen(&x.to_vec().expect("it is there"), &mut numbers[0]);
+                Y::widen(&y.to_vec().expect("it is there"), &mut numbers[1]);
+                for (x, y) in numbers[0].iter().zip(&numbers[1]) {
+                    let expected = (x * sign).is_sign_negative();
+                    assert_eq!(
+                        (*y == 0.0, y.is_sign_negative()),
+                        (*x == 0.0, expected),
+                        "{device:?}, {columns}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn zeros_without_a_bias_keep_their_sign() {
+    for device in devices() {
+        zeros_keep_their_sign::<f32, f32>(&device);
+        zeros_keep_their_sign::<f16, f16>(&device);
+        zeros_keep_their_sign::<f16, f32>(&device);
+    }
+}
