@@ -46,6 +46,18 @@ pub unsafe fn quad_sum(value: f32) -> f32 {
     unsafe { over_lanes(value, QUAD, |a, b| a + b) }
 }
 
+/// The sum of the values of `lanes` neighbouring lanes, a power of two; the same bits in all of them.
+///
+/// # Safety
+///
+/// All lanes of the warp call it.
+#[inline(always)]
+#[must_use]
+pub unsafe fn sum_of_lanes(value: f32, lanes: u32) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe { over_lanes(value, lanes, |a, b| a + b) }
+}
+
 /// The largest of a warp's values that are numbers.
 ///
 /// # Safety

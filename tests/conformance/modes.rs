@@ -264,22 +264,34 @@ fn attentions() -> Result<(), Failed> {
 
 /// Gradients by every kernel: of causal rows with sinks, and of packed sequences.
 fn attention_gradients() -> Result<(), Failed> {
-    let (devices, mut ran) = (devices(), BTreeSet::new());
-    for width in [40, 96, 128, 192, 256] {
-        for dtype in crate::attention::TYPES.into_iter().filter(|dtype| width <= 64 || *dtype != DType::F32) {
-            let window = Window::new(None, Some(0), Alignment::BottomRight);
-            let plain = AttentionCase { window, ..AttentionCase::new(dtype, [1, 70, 90], [1, 2], width) };
-            let packed = Sequences::Packed(vec![[30, 40], [0, 3], [66, 20]]);
-            for case in
-                [AttentionCase { sinks: true, ..plain.clone() }, AttentionCase { sequences: packed, ..plain }]
+    let mut ran = BTreeSet::new();
+    for compute_capability in [(8, 0), (9, 0)] {
+        let devices = devices_of(compute_capability, None);
+        for width in [40, 96, 128, 192, 256] {
+            for dtype in
+                crate::attention::TYPES.into_iter().filter(|dtype| width <= 64 || *dtype != DType::F32)
             {
-                let what = format!("gradients of {dtype} {} {}", case.shape(), case.options());
-                ran.extend(bits_in_every_mode(
-                    &devices,
-                    &what,
-                    |device| validate::attention_backward(device, &case),
-                    |device| validate::attention_backward_bits(device, &case),
-                )?);
+                let window = Window::new(None, Some(0), Alignment::BottomRight);
+                // More than a tile of rows and of keys, and more of the others than any ring holds.
+                let plain =
+                    AttentionCase { window, ..AttentionCase::new(dtype, [1, 270, 290], [1, 2], width) };
+                let packed = Sequences::Packed(vec![[30, 40], [0, 3], [66, 20]]);
+                for case in [
+                    AttentionCase { sinks: true, ..plain.clone() },
+                    AttentionCase { sequences: packed, ..plain },
+                ] {
+                    let what = format!(
+                        "{compute_capability:?}: gradients of {dtype} {} {}",
+                        case.shape(),
+                        case.options()
+                    );
+                    ran.extend(bits_in_every_mode(
+                        &devices,
+                        &what,
+                        |device| validate::attention_backward(device, &case),
+                        |device| validate::attention_backward_bits(device, &case),
+                    )?);
+                }
             }
         }
     }

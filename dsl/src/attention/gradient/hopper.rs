@@ -33,8 +33,6 @@ const WARPGROUPS: u32 = 2;
 pub const BLOCK_ROWS: u32 = WARPGROUPS * warpgroup::ROWS;
 /// Threads of a block.
 pub const THREADS: u32 = (1 + WARPGROUPS) * warpgroup::THREADS;
-/// Blocks of others that a ring holds.
-const STAGES: u32 = 2;
 /// Bytes of the numbers of a row.
 const ROW_BYTES: u32 = ROW_NUMBERS * 4;
 /// Where they have the log-sum-exp as that of powers of 2, and Δ behind it.
@@ -102,8 +100,8 @@ pub struct HopperTensors {
     pub reserved: u32,
 }
 
-/// A tile of shape `S` that gives `G`.
-pub struct HopperTile<S, G>(PhantomData<(S, G)>);
+/// A tile of shape `S` that gives `G`, and whose rings hold so many blocks of others.
+pub struct HopperTile<S, G, const STAGES: u32>(PhantomData<(S, G)>);
 
 /// What a block of a launch works on.
 #[derive(Clone, Copy)]
@@ -156,7 +154,7 @@ impl Problem<'_> {
 }
 
 /// A warpgroup that has rows.
-struct Consumer {
+struct Consumer<const STAGES: u32> {
     own: pipeline::Consumer<1, 1, AsyncProxy>,
     others: pipeline::Consumer<STAGES, 1, GenericProxy>,
     second: pipeline::Consumer<STAGES, 1, AsyncProxy>,
@@ -192,7 +190,7 @@ impl OtherTerms {
     }
 }
 
-impl<S: HopperShape, G: Gives> HopperTile<S, G> {
+impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
     /// Others of a block.
     pub const OTHERS: u32 = {
         assert!(S::Weights::STEPS * warpgroup::STEP == S::Scores::COLUMNS, "weights for all others");
@@ -292,7 +290,7 @@ impl<S: HopperShape, G: Gives> HopperTile<S, G> {
     ///
     /// All warps of the warpgroup call it. The rest is as of [`run`](Self::run).
     #[inline(always)]
-    unsafe fn find<T: HopperElement<S>>(consumer: Consumer, of: Problem<'_>) {
+    unsafe fn find<T: HopperElement<S>>(consumer: Consumer<STAGES>, of: Problem<'_>) {
         // SAFETY: the caller's promise.
         unsafe {
             let summed = Self::sum::<T>(consumer, of);
@@ -376,7 +374,7 @@ impl<S: HopperShape, G: Gives> HopperTile<S, G> {
     ///
     /// All warps of the warpgroup call it; one thread [has](Self::load) the same tile copied.
     #[inline(always)]
-    unsafe fn sum<T: HopperElement<S>>(mut consumer: Consumer, of: Problem<'_>) -> Summed<S::Sums> {
+    unsafe fn sum<T: HopperElement<S>>(mut consumer: Consumer<STAGES>, of: Problem<'_>) -> Summed<S::Sums> {
         let mut summed = Summed { own: Fragment(S::Sums::zero()), values: Fragment(S::Sums::zero()) };
         // SAFETY: stages are full when they are read, and given back when the products that read them have completed; nothing touches a
         // product's registers before. The rest is the caller's promise.

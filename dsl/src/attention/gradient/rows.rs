@@ -6,13 +6,13 @@ use crate::attention::softmax::LOG2_E;
 use crate::attention::work::{Sequences, Sizes, Tiles, Work};
 use crate::float::Element;
 use crate::launch::{Global, GlobalMut};
-use crate::reduce::quad_sum;
+use crate::reduce::sum_of_lanes;
 use crate::{KernelParam, ptx, thread, warp};
 
 /// Rows of a block.
 pub const BLOCK_ROWS: u32 = 64;
 /// Lanes that share a row, and neighbouring columns that a lane loads at a time.
-const LANES: u32 = 4;
+const LANES: u32 = 16;
 const COLUMNS: u32 = 4;
 /// Rows of a block at a time.
 const TURN_ROWS: u32 = WARPS * warp::SIZE / LANES;
@@ -51,14 +51,14 @@ pub struct RowParams {
 #[inline(always)]
 pub unsafe fn find_rows<T: Element>(p: &RowParams) {
     let tiles = Tiles::new(p.sizes, p.sequences, BLOCK_ROWS);
-    // SAFETY: the caller's promise; each row belongs to the lanes of one quad.
+    // SAFETY: the caller's promise; each row belongs to neighbouring lanes of one warp.
     unsafe {
         let Some(work) = tiles.work(thread::block_idx_x()) else { return };
         let own = thread::thread_idx_x() / LANES;
         let mut turn = 0;
         while turn < BLOCK_ROWS {
             let row = work.row + turn + own;
-            let delta = quad_sum(product::<T>(p, &work, row));
+            let delta = sum_of_lanes(product::<T>(p, &work, row), LANES);
             if row < work.written && warp::lane_id().is_multiple_of(LANES) {
                 store(p, &work, row, delta);
             }

@@ -1,15 +1,14 @@
 //! How the kernels of gradients are run: on rows and keys around tiles and blocks of others, with windows, sequences of every kind, and everything that changes scores.
 
-use warpsmith_dsl::attention::gradient::hopper::{self, HopperTensors, HopperTile};
-use warpsmith_dsl::attention::gradient::{
-    BLOCK_ROWS, GivesKeys, GivesKeysAndValues, GivesQueries, GradientTensors, RowParams,
-};
+use warpsmith_dsl::attention::gradient::hopper::{self, HopperShape, HopperTensors};
+use warpsmith_dsl::attention::gradient::{BLOCK_ROWS, GradientTensors, RowParams};
 use warpsmith_dsl::attention::portable::Strided;
 use warpsmith_dsl::attention::scores::{ScoreOperands, ScoreStrides};
 use warpsmith_dsl::attention::softmax::LOG2_E;
 use warpsmith_dsl::attention::window::Window;
 use warpsmith_dsl::attention::work::{Sequences, Sizes};
 use warpsmith_dsl::launch::{Global, GlobalMut};
+use warpsmith_dsl::ptx::Accumulators;
 use warpsmith_dsl::warpgroup::ROWS;
 use warpsmith_emulator::{Config, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::attention_gradient::GradientParams;
@@ -76,15 +75,18 @@ pub(super) fn problems(
 
 /// Others of a block of Hopper's kernels for at most so many columns.
 fn others_of_hopper(gives: Gives, most: u32) -> Option<u32> {
+    fn of<S: HopperShape>() -> u32 {
+        <S::Scores as Accumulators>::COLUMNS
+    }
     Some(match (gives, most) {
-        (Gives::Queries, 64) => HopperTile::<Gradient64, GivesQueries>::OTHERS,
-        (Gives::Queries, 96) => HopperTile::<Gradient96, GivesQueries>::OTHERS,
-        (Gives::Queries, 128) => HopperTile::<Gradient128, GivesQueries>::OTHERS,
-        (_, 64) => HopperTile::<Gradient64By96, GivesKeysAndValues>::OTHERS,
-        (_, 96) => HopperTile::<Gradient96By64, GivesKeysAndValues>::OTHERS,
-        (_, 128) => HopperTile::<Gradient128By64, GivesKeysAndValues>::OTHERS,
-        (_, 192) => HopperTile::<Gradient192, GivesKeys>::OTHERS,
-        (_, 256) => HopperTile::<Gradient256, GivesKeys>::OTHERS,
+        (Gives::Queries, 64) => of::<Gradient64>(),
+        (Gives::Queries, 96) => of::<Gradient96>(),
+        (Gives::Queries, 128) => of::<Gradient128>(),
+        (_, 64) => of::<Gradient64By96>(),
+        (_, 96) => of::<Gradient96By64>(),
+        (_, 128) => of::<Gradient128By64>(),
+        (_, 192) => of::<Gradient192>(),
+        (_, 256) => of::<Gradient256>(),
         _ => return None,
     })
 }

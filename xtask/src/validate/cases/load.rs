@@ -702,7 +702,7 @@ fn attentions(target: Target, has_kernels: bool) -> Vec<AttentionCase> {
     cases
 }
 
-/// Gradients by every kernel, with operands that change scores and without.
+/// Gradients by every kernel: on Hopper by its own and by those for every GPU.
 fn attention_gradients(target: Target) -> Vec<AttentionCase> {
     let mut cases = Vec::new();
     if target.compute_capability < (8, 0) {
@@ -711,9 +711,11 @@ fn attention_gradients(target: Target) -> Vec<AttentionCase> {
     for dtype in [DType::F16, DType::Bf16, DType::F32] {
         let most = if dtype == DType::F32 { 64 } else { 256 };
         for width in [40, 96, 128, 192, 256].into_iter().filter(|&width| width <= most) {
-            for (rows, sinks) in [(70, true), (190, false)] {
+            for (rows, sinks, way) in
+                [(70, true, None), (190, false, None), (190, true, Some(AttentionWay::Whole))]
+            {
                 let case = AttentionCase::new(dtype, [2, rows, 150], [2, 3], width);
-                cases.push(AttentionCase { sinks, ..case });
+                cases.push(AttentionCase { sinks, way, ..case });
             }
         }
     }
