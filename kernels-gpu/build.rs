@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 #[path = "src/modules/index.rs"]
+#[allow(unreachable_pub, reason = "the library exports what a build script cannot")]
 mod index;
 
 fn main() {
@@ -18,16 +19,20 @@ fn main() {
     println!("cargo::rerun-if-changed={}", ptx.display());
     let mut families = Vec::new();
     let (mut modules, mut texts) = (String::new(), String::new());
-    for folder in sorted(&ptx).into_iter().filter(|path| path.is_dir()) {
-        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let Some((family, arch)) = name.split_once(".sm_") else { continue };
-        families.push(family.to_owned());
-        if env::var_os(format!("CARGO_FEATURE_{}", family.to_uppercase())).is_some() {
-            let texts_name = name.replace('.', "_").to_uppercase();
-            let _ = writeln!(modules, "{}", module(family, arch, &folder, &texts_name));
-            let file = folder.join("entries.lzma");
-            let _ = writeln!(texts, "static {texts_name}: Texts = Texts::new(include_bytes!({file:?}));");
+    for run in index::runs(&ptx).unwrap_or_else(|error| panic!("{}: {error}", ptx.display())) {
+        if env::var_os(format!("CARGO_FEATURE_{}", run.family.to_uppercase())).is_some() {
+            let (file, texts_name) = (run.texts(), run.folders[0].name.replace('.', "_").to_uppercase());
+            let mut bytes = 0;
+            for folder in &run.folders {
+                let _ = writeln!(modules, "{}", module(&run.family, folder, &texts_name, &mut bytes));
+            }
+            check_length(&file, bytes);
+            let _ = writeln!(
+                texts,
+                "static {texts_name}: Texts = Texts::new(include_bytes!({file:?}), {bytes});"
+            );
         }
+        families.push(run.family);
     }
     families.dedup();
     let text = format!(
@@ -40,36 +45,38 @@ fn main() {
     fs::write(&out, text).unwrap_or_else(|error| panic!("{}: {error}", out.display()));
 }
 
-/// The value of a `PtxModule`; `arch` is what follows `sm_` in the folder's name, `texts` the static variable with its texts.
-fn module(family: &str, arch: &str, folder: &Path, texts: &str) -> String {
-    let digits = arch.trim_end_matches('a');
-    let number: u32 =
-        digits.parse().unwrap_or_else(|_| panic!("`{}` names no architecture", folder.display()));
+/// The value of a `PtxModule`; `texts` is the static variable with its texts, which follow the first `end` bytes there. Leaves in `end`
+/// where they end.
+fn module(family: &str, folder: &index::Folder, texts: &str, end: &mut usize) -> String {
     let mut text = format!(
         "    PtxModule {{ family: {family:?}, arch: ({}, {}), arch_specific: {}, entries: &[\n",
-        number / 10,
-        number % 10,
-        digits != arch
+        folder.arch / 10,
+        folder.arch % 10,
+        folder.arch_specific
     );
-    let path = folder.join("index.txt");
+    let path = folder.path.join(index::INDEX);
     let index = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let mut start = 0;
     for entry in index::entries(&index) {
         let (name, bytes, sha256) =
             entry.unwrap_or_else(|| panic!("`{}` has a line that is no entry", path.display()));
-        let end = start + bytes;
+        let start = *end;
+        *end = start.checked_add(bytes).unwrap_or_else(|| panic!("`{}` has huge entries", path.display()));
         let _ = writeln!(
             text,
             "        PtxEntry {{ name: {name:?}, sha256: {sha256:?}, start: {start}, end: {end}, texts: &{texts} }},"
         );
-        start = end;
     }
     text + "    ] },"
 }
 
-fn sorted(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("a folder's entry").path()).collect();
-    paths.sort_unstable();
-    paths
+/// Compares the length that a stream's header states with that of the texts in the indices.
+fn check_length(file: &Path, bytes: usize) {
+    let stream = fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let stated = stream.get(5..13).and_then(|field| field.try_into().ok()).map(u64::from_le_bytes);
+    assert!(
+        stated == Some(bytes as u64),
+        "`{}` states {} bytes of text, and the indices of its folders list {bytes}: `cargo xtask ptx` writes both",
+        file.display(),
+        stated.map_or("no".to_owned(), |stated| stated.to_string())
+    );
 }

@@ -25,6 +25,30 @@ pub fn index() -> u32 {
     thread::thread_idx_x() / THREADS
 }
 
+/// Waits for the turn of the block's warpgroup `index` of several that issue products one after the other.
+///
+/// # Safety
+///
+/// All warps of the warpgroup call it. Each turn is [passed](pass_turn) on, the first one by the last warpgroup, and the last one is waited for. Nothing else uses the
+/// block's barriers 1 and on.
+#[inline(always)]
+pub unsafe fn wait_for_turn(index: u32) {
+    // SAFETY: two warpgroups come to the barrier: one that waits, one that has passed the turn.
+    unsafe { ptx::bar_sync_at(1 + index, 2 * THREADS) }
+}
+
+/// Gives the turn to the warpgroup behind `index`, of `count`.
+///
+/// # Safety
+///
+/// As [`wait_for_turn`].
+#[inline(always)]
+pub unsafe fn pass_turn(index: u32, count: u32) {
+    let next = if index + 1 == count { 0 } else { index + 1 };
+    // SAFETY: as there.
+    unsafe { ptx::bar_arrive_at(1 + next, 2 * THREADS) }
+}
+
 /// A matrix of 16-bit elements in shared memory, in boxes of [`BOX_COLUMNS`] columns and all of its rows, one box after the other, as the copy
 /// engine writes them in the 128-byte swizzle.
 #[derive(Clone, Copy)]

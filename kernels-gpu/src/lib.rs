@@ -179,6 +179,6 @@ pub mod update_gradient;
 #[cfg(not(target_arch = "nvptx64"))]
 mod modules;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use modules::{FAMILIES, MODULES, PtxEntry, PtxModule, unpack};
+pub use modules::{FAMILIES, Folder, INDEX, MODULES, PtxEntry, PtxModule, Run, TEXTS, runs, unpack};
 
 warpsmith_dsl::device_crate!();

@@ -1,10 +1,13 @@
-//! The PTX of this crate's kernels: a text for each entry, the texts of a module compressed together, in the folder `ptx`.
+//! The PTX of this crate's kernels: a text for each entry, the texts of a family compressed together, in the folder `ptx`.
+
+// First, so that this file is no source of the PTX.
+#![cfg(not(target_arch = "nvptx64"))]
 
 extern crate std;
 
 use alloc::borrow::ToOwned;
 use alloc::format;
-use alloc::string::String;
+use alloc::string::{String, ToString as _};
 use alloc::vec::Vec;
 use std::io::Read;
 use std::sync::OnceLock;
@@ -12,6 +15,8 @@ use std::sync::OnceLock;
 use lzma_rust2::LzmaReader;
 
 mod index;
+
+pub use index::{Folder, INDEX, Run, TEXTS, runs};
 
 /// The kernels of a family, compiled for an architecture.
 #[derive(Clone, Copy, Debug)]
@@ -33,23 +38,25 @@ pub struct PtxEntry {
     pub name: &'static str,
     /// The SHA-256 of the text, as 64 hexadecimal digits.
     pub sha256: &'static str,
-    /// Where the text is among those of the module.
+    /// Where the text is among those of its stream.
     start: usize,
     end: usize,
     texts: &'static Texts,
 }
 
-/// The texts of a module's entries, one after the other.
+/// The texts of a family's entries, those for one architecture after those for another.
 struct Texts {
     compressed: &'static [u8],
-    /// Kept for good: most programs that load one entry load others of the module. `None` inside if the stream is damaged.
-    text: OnceLock<Option<String>>,
+    /// The bytes of the texts.
+    bytes: usize,
+    /// Kept for good: most programs that load one entry load others of the module. `Err` inside if the stream is damaged.
+    text: OnceLock<Result<String, String>>,
 }
 
 impl Texts {
     #[allow(dead_code, reason = "without a family there are no texts")]
-    const fn new(compressed: &'static [u8]) -> Self {
-        Self { compressed, text: OnceLock::new() }
+    const fn new(compressed: &'static [u8], bytes: usize) -> Self {
+        Self { compressed, bytes, text: OnceLock::new() }
     }
 }
 
@@ -73,15 +80,16 @@ impl PtxModule {
 }
 
 impl PtxEntry {
-    /// The text of the PTX module. The first call for an entry of a module decompresses all entries of that module, and keeps them.
+    /// The text of the PTX module. The first call for an entry of a family decompresses all entries of that family, and keeps them.
     ///
     /// # Panics
     ///
     /// If the stream that this crate was built with is damaged.
     #[must_use]
     pub fn text(&self) -> String {
-        let all = self.texts.text.get_or_init(|| decompress(self.texts.compressed));
-        let own = all.as_deref().and_then(|all| all.get(self.start..self.end));
+        let all = self.texts.text.get_or_init(|| decompress(self.texts.compressed, self.texts.bytes));
+        let all = all.as_deref().unwrap_or_else(|reason| panic!("the PTX of `{}`: {reason}", self.name));
+        let own = all.get(self.start..self.end);
         own.unwrap_or_else(|| panic!("the PTX of `{}` is damaged", self.name)).to_owned()
     }
 }
@@ -95,30 +103,60 @@ impl core::fmt::Debug for PtxEntry {
 /// The memory that decompressing may take beside the text, in KiB: a damaged stream may ask for any.
 const MOST_MEMORY: u32 = 64 << 10;
 
-/// The text of an LZMA stream; `None` if the stream is damaged.
-fn decompress(stream: &[u8]) -> Option<String> {
-    let mut reader = LzmaReader::new_mem_limit(stream, MOST_MEMORY, None).ok()?;
+/// The text of an LZMA stream of `bytes` bytes of text.
+///
+/// # Errors
+///
+/// What is wrong with the stream.
+fn decompress(stream: &[u8], bytes: usize) -> Result<String, String> {
+    let damaged = |error| format!("it is no LZMA stream of text: {error}");
+    let mut reader = LzmaReader::new_mem_limit(stream, MOST_MEMORY, None).map_err(damaged)?;
     // The end has to be the encoder's: that is what tells damage in the middle.
     reader.set_relaxed_end_condition(false);
-    let mut text = String::new();
-    reader.read_to_string(&mut text).ok()?;
-    Some(text)
+    let mut text = Vec::new();
+    text.try_reserve_exact(bytes).map_err(|_| format!("there is no memory for its {bytes} bytes of text"))?;
+    // One more, which tells a longer text.
+    reader.take((bytes as u64).saturating_add(1)).read_to_end(&mut text).map_err(damaged)?;
+    if text.len() != bytes {
+        let relation = if text.len() < bytes { "less" } else { "more" };
+        return Err(format!("it has {relation} than the {bytes} bytes of text that are listed"));
+    }
+    String::from_utf8(text).map_err(|_| "it is an LZMA stream, but of no text".to_string())
 }
 
-/// The names and texts of the entries in a folder of `ptx`, of its index and its compressed texts; `None` if these are damaged or of
-/// different folders.
-#[must_use]
-pub fn unpack(index: &str, compressed: &[u8]) -> Option<Vec<(String, String)>> {
-    let all = decompress(compressed)?;
-    let mut rest = all.as_str();
-    let mut entries = Vec::new();
-    for entry in index::entries(index) {
-        let (name, bytes, _) = entry?;
-        let (text, others) = rest.split_at_checked(bytes)?;
-        entries.push((name.to_owned(), text.to_owned()));
-        rest = others;
+/// A name and a text for each entry of a folder.
+type Unpacked = Vec<(String, String)>;
+
+/// The entries of the folders of a [`Run`], of the texts of their indices and the compressed texts.
+///
+/// # Errors
+///
+/// What is wrong with them: they are damaged, or of different folders.
+pub fn unpack(indices: &[&str], compressed: &[u8]) -> Result<Vec<Unpacked>, String> {
+    let mut listed = Vec::new();
+    let mut bytes = 0usize;
+    for index in indices {
+        let entries: Option<Vec<_>> = index::entries(index).collect();
+        let entries = entries.ok_or("an index has a line that is no entry")?;
+        for (_, more, _) in &entries {
+            bytes = bytes.checked_add(*more).ok_or("more bytes are listed than there can be")?;
+        }
+        listed.push(entries);
     }
-    rest.is_empty().then_some(entries)
+    let all = decompress(compressed, bytes)?;
+    let mut rest = all.as_str();
+    let mut folder = |entries: Vec<(&str, usize, &str)>| -> Result<Unpacked, String> {
+        let mut unpacked = Vec::with_capacity(entries.len());
+        for (name, bytes, _) in entries {
+            let (text, others) = rest
+                .split_at_checked(bytes)
+                .ok_or_else(|| format!("the text of `{name}` does not end after {bytes} bytes"))?;
+            unpacked.push((name.to_owned(), text.to_owned()));
+            rest = others;
+        }
+        Ok(unpacked)
+    };
+    listed.into_iter().map(&mut folder).collect()
 }
 
 #[cfg(test)]
@@ -144,7 +182,7 @@ mod tests {
     #[test]
     fn every_text_has_the_hash_of_the_index() {
         for module in MODULES {
-            let mut end = 0;
+            let mut end = module.entries.first().map_or(0, |entry| entry.start);
             for entry in module.entries {
                 assert_eq!(entry.start, end, "{}", entry.name);
                 end = entry.end;
@@ -152,34 +190,120 @@ mod tests {
                 let digits: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
                 assert_eq!(digits, entry.sha256, "{}/{}", module.name(), entry.name);
             }
-            let texts = module.entries.first().and_then(|entry| entry.texts.text.get()?.as_ref());
-            assert_eq!(texts.map(String::len), Some(end), "{module:?}");
         }
     }
 
     #[test]
-    fn an_index_and_its_texts_give_the_entries_and_others_none() {
-        let Some(module) = MODULES.first() else { return };
-        let whole = module.entries[0].texts.compressed;
+    fn the_modules_of_a_family_share_one_stream_which_holds_nothing_else() {
+        for family in FAMILIES {
+            let modules = || MODULES.iter().filter(|module| module.family == *family);
+            let Some(first) = modules().next() else { continue };
+            let texts = first.entries[0].texts;
+            let mut end = 0;
+            for module in modules() {
+                for entry in module.entries {
+                    assert!(core::ptr::eq(entry.texts, texts), "{module:?}");
+                    assert_eq!(entry.start, end, "{}", entry.name);
+                    end = entry.end;
+                }
+            }
+            assert_eq!(texts.bytes, end, "{family}");
+            let archs = modules().map(|module| (module.arch, module.arch_specific));
+            assert!(archs.is_sorted(), "{family}");
+        }
+    }
+
+    /// The index of a module, with a header.
+    fn index(module: &PtxModule) -> String {
         let line =
             |entry: &PtxEntry| format!("{} {} {}\n", entry.name, entry.end - entry.start, entry.sha256);
-        let index: String = module.entries.iter().map(line).collect();
-        let index = format!("// warpsmith.family: a\n\n{index}");
-        let expected = module.entries.iter().map(|entry| (entry.name.to_owned(), entry.text()));
-        assert_eq!(unpack(&index, whole), Some(expected.collect()));
+        let lines: String = module.entries.iter().map(line).collect();
+        format!("// warpsmith.family: {}\n\n{lines}", module.family)
+    }
 
-        assert_eq!(unpack(&format!("{index}more 1 00\n"), whole), None);
-        assert_eq!(unpack(&format!("{index}no entry\n"), whole), None);
-        assert_eq!(unpack("", whole), None);
-        assert_eq!(unpack(&index, b"no stream"), None);
-        assert_eq!(unpack(&index, b""), None);
+    #[test]
+    fn the_indices_and_the_texts_of_a_family_give_the_entries_and_others_none() {
+        let modules = |family| MODULES.iter().filter(move |module| module.family == family);
+        let Some(first) = MODULES.iter().max_by_key(|module| modules(module.family).count()) else { return };
+        let whole = first.entries[0].texts.compressed;
+        let indices: Vec<String> = modules(first.family).map(index).collect();
+        let indices: Vec<&str> = indices.iter().map(String::as_str).collect();
+        let entries = |module: &PtxModule| -> Unpacked {
+            module.entries.iter().map(|entry| (entry.name.to_owned(), entry.text())).collect()
+        };
+        assert!(unpack(&indices, whole) == Ok(modules(first.family).map(entries).collect()), "{first:?}");
+
+        let with = |line: &str| format!("{}{line}", indices[0]);
+        let others = |first: &str, stream: &[u8]| {
+            unpack(&[&[first], &indices[1..]].concat(), stream).expect_err("it is damaged")
+        };
+        let huge = format!("more {} 00\n", usize::MAX);
+        for (first, reason) in [
+            (with("more 1 00\n"), "less than the"),
+            (with("no entry\n"), "no entry"),
+            (String::new(), "more than the"),
+            (with(&huge), "more bytes are listed"),
+            (huge, if indices.len() == 1 { "no memory" } else { "more bytes are listed" }),
+        ] {
+            let error = others(&first, whole);
+            assert!(error.contains(reason), "{error}");
+        }
+        // The text of nothing but one of the folders.
+        assert!(
+            unpack(&indices[..indices.len() - 1], whole).is_err_and(|error| error.contains("more than the"))
+        );
         // A header that asks for a dictionary of 2 GiB.
-        assert_eq!(unpack(&index, &[&whole[..1], &[0, 0, 0, 128], &whole[5..]].concat()), None);
+        let greedy = [&whole[..1], &[0, 0, 0, 128], &whole[5..]].concat();
+        // One that states more text than there is, and one that states less.
+        let stating = |bytes: u64| [&whole[..5], &bytes.to_le_bytes(), &whole[13..]].concat();
+        for stream in [greedy, stating(1 << 60), stating(100), b"no stream".to_vec(), Vec::new()] {
+            let error = others(indices[0], &stream);
+            assert!(error.contains("no LZMA stream") || error.contains("than the"), "{error}");
+        }
         for damaged in [13, whole.len() / 3, whole.len() / 2, whole.len() - 1] {
-            assert_eq!(unpack(&index, &whole[..damaged]), None, "{damaged} bytes");
+            others(indices[0], &whole[..damaged]);
             let mut bytes = whole.to_vec();
             bytes[damaged] ^= 0x10;
-            assert_eq!(unpack(&index, &bytes), None, "byte {damaged}");
+            others(indices[0], &bytes);
         }
+    }
+
+    #[test]
+    fn folders_without_texts_of_their_own_follow_the_one_before() {
+        let store = tempfile::tempdir().expect("a temporary folder");
+        let add = |folder: &str, files: &[&str]| {
+            let folder = store.path().join(folder);
+            std::fs::create_dir(&folder).expect("the folder can be written");
+            for file in files {
+                std::fs::write(folder.join(file), "").expect("the folder can be written");
+            }
+        };
+        for (folder, files) in [
+            ("norm.sm_100", &[INDEX][..]),
+            ("norm.sm_90a", &[INDEX]),
+            ("norm.sm_90", &[INDEX, TEXTS]),
+            ("norm.sm_80", &[INDEX]),
+            ("norm.sm_75", &[TEXTS]),
+            ("norm_cluster.sm_90", &[INDEX]),
+            ("topk.sm_80", &["topk_f32_32.ptx"]),
+            ("topk.sm_x", &[INDEX]),
+            ("other", &[INDEX]),
+        ] {
+            add(folder, files);
+        }
+        let found = runs(store.path()).expect("it is a folder");
+        let names: Vec<Vec<&str>> =
+            found.iter().map(|run| run.folders.iter().map(|folder| &folder.name[..]).collect()).collect();
+        let expected: [&[&str]; 3] = [
+            &["norm.sm_75", "norm.sm_80"],
+            &["norm.sm_90", "norm.sm_90a", "norm.sm_100"],
+            &["norm_cluster.sm_90"],
+        ];
+        assert_eq!(names, expected);
+        assert_eq!(found[1].texts(), store.path().join("norm.sm_90").join(TEXTS));
+        let archs: Vec<_> =
+            found[1].folders.iter().map(|folder| (folder.arch, folder.arch_specific)).collect();
+        assert_eq!(archs, [(90, false), (90, true), (100, false)]);
+        assert!(runs(&store.path().join("none")).is_err());
     }
 }

@@ -9,6 +9,7 @@ use crate::header::Header;
 use crate::module::Module;
 use crate::ptxas::{Assembly, Ptxas};
 use crate::sources::KernelCrate;
+use crate::store::Kernel;
 use crate::toolchain::{Search, Toolchain};
 use crate::{Error, module, store};
 
@@ -131,7 +132,8 @@ impl Builder {
         self
     }
 
-    /// Has [`Builder::build`] write a folder for each family and architecture, with a text for each entry, compressed together: see [`store`].
+    /// Has [`Builder::build`] write a folder for each family and architecture, with a text for each entry, those of a family compressed
+    /// together: see [`store`].
     ///
     /// Otherwise it writes one text for each, with all entries in it.
     #[must_use]
@@ -173,7 +175,7 @@ impl Builder {
     /// # Errors
     ///
     /// No toolchain, a compile error, PTX that must not be used, or a file that cannot be written. No file is written for a
-    /// target that fails; files of targets before it are.
+    /// target that fails, nor, in a [store](Builder::by_entry), for its family; files of targets before it are.
     pub fn build(&self) -> Result<Vec<Artefact>, Error> {
         let sources = KernelCrate::read(&self.manifest_dir)?;
         let targets = self.targets_of(&sources)?;
@@ -196,7 +198,20 @@ impl Builder {
             folder,
             by_entry: self.by_entry,
         };
-        targets.iter().map(|target| build.run(target)).collect()
+        let mut artefacts = Vec::new();
+        for family in targets.chunk_by(|one, next| one.family == next.family) {
+            let built = family.iter().map(|target| build.run(target)).collect::<Result<Vec<_>, _>>()?;
+            let contents: Vec<store::Content> = built
+                .iter()
+                .filter_map(|(Artefact { header, .. }, kernels)| {
+                    Some(store::Content { header: header.clone(), kernels: kernels.clone()? })
+                })
+                .collect();
+            // The texts of a family's architectures are compressed together.
+            store::write(&build.folder, &contents)?;
+            artefacts.extend(built.into_iter().map(|(artefact, _)| artefact));
+        }
+        Ok(artefacts)
     }
 
     /// Where the files go.
@@ -312,7 +327,8 @@ struct Build<'a> {
 }
 
 impl Build<'_> {
-    fn run(&self, target: &Target) -> Result<Artefact, Error> {
+    /// Compiles and checks a target. Writes its file, or returns the kernels that are to go to a store.
+    fn run(&self, target: &Target) -> Result<(Artefact, Option<Vec<Kernel>>), Error> {
         let Self { sources, toolchain, ptxas, intermediate, folder, by_entry } = self;
         let features = target.features(sources);
         let recipe = target.recipe(&features);
@@ -363,17 +379,16 @@ impl Build<'_> {
                 violations,
             });
         }
-        let path = if *by_entry {
-            let path = folder.join(target.folder_name());
-            store::write(&path, &header, &Module::parse(&body).map_err(not_ptx)?.kernels())?;
-            path
+        let (path, kernels) = if *by_entry {
+            let kernels = Module::parse(&body).map_err(not_ptx)?.kernels();
+            (folder.join(target.folder_name()), Some(kernels))
         } else {
             let path = folder.join(target.file_name());
             std::fs::write(&path, &text).map_err(Error::io("write", &path))?;
-            path
+            (path, None)
         };
         let warnings = compiled.warnings;
-        Ok(Artefact {
+        let artefact = Artefact {
             family: target.family.clone(),
             arch: target.arch,
             path,
@@ -382,6 +397,7 @@ impl Build<'_> {
             report,
             assemblies,
             warnings,
-        })
+        };
+        Ok((artefact, kernels))
     }
 }

@@ -3,6 +3,9 @@
 //! The sources are the crate and every path dependency that it reaches, procedural macros included: their manifests, build
 //! scripts and `src` folders. The hash tells without any device toolchain whether a committed PTX file is stale. It is the same on
 //! every machine: file names relative to their package, `/` as separator, line ends as `\n`.
+//!
+//! A file of the kernel crate that begins with `#![cfg(not(target_arch = "nvptx64"))]`, after comments, is empty for the compiler of the
+//! PTX, and no source.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,6 +16,9 @@ use sha2::{Digest as _, Sha256};
 
 use crate::Error;
 use crate::arch::Arch;
+
+/// The first line of code in a module of the kernel crate that is compiled for the host only.
+const HOST_ONLY: &str = "#![cfg(not(target_arch = \"nvptx64\"))]";
 
 /// A kernel crate and what it is built from.
 #[derive(Clone, Debug)]
@@ -64,6 +70,7 @@ impl KernelCrate {
         };
         let mut seen = BTreeSet::new();
         read.collect(&metadata, &manifest, &mut seen)?;
+        read.remove_host_only()?;
         read.add_sources(&root["metadata"]["warpsmith"]["sources"])?;
         Ok(read)
     }
@@ -81,6 +88,21 @@ impl KernelCrate {
             }
         }
         self.folders.push((root, "src/".into()));
+        Ok(())
+    }
+
+    /// Leaves out what the kernel crate's library has for the host only. A path dependency may be compiled for the host, as a procedural
+    /// macro, and still change the PTX; so may what a build script includes.
+    fn remove_host_only(&mut self) -> Result<(), Error> {
+        let source = self.manifest.with_file_name("src");
+        let mut host_only = BTreeSet::new();
+        for path in self.files.values().filter(|path| path.starts_with(&source)) {
+            let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
+            if str::from_utf8(&bytes).is_ok_and(is_host_only) {
+                host_only.insert(path.clone());
+            }
+        }
+        self.files.retain(|_, path| !host_only.contains(path));
         Ok(())
     }
 
@@ -228,6 +250,12 @@ pub(crate) fn metadata(manifest: &Path) -> Result<Value, Error> {
     }
     serde_json::from_slice(&output.stdout)
         .map_err(|error| Error::Answer { command: line, reason: format!("no JSON: {error}") })
+}
+
+/// Whether the first line of code is [`HOST_ONLY`].
+fn is_host_only(text: &str) -> bool {
+    let mut code = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
+    code.next() == Some(HOST_ONLY)
 }
 
 fn without_carriage_returns(bytes: &[u8]) -> Vec<u8> {

@@ -1,40 +1,44 @@
-//! How kernels are kept: a folder for each family and architecture, in it a text for each entry, compressed together.
+//! How kernels are kept: a folder for each family and architecture, and a text for each entry, those of a family compressed together.
 //!
 //! ```text
-//! topk.sm_80/index.txt       what the folder was made from; of each entry its name, the bytes of its text and their SHA-256
-//! topk.sm_80/entries.lzma    the texts, one after the other, as one LZMA stream (`xz --decompress` reads it)
+//! norm.sm_80/index.txt       what the folder was made from; of each entry its name, the bytes of its text and their SHA-256
+//! norm.sm_80/entries.lzma    the texts of this folder and of the next, one after the other, as one LZMA stream
+//! norm.sm_90/index.txt       the same for another architecture
 //! ```
 //!
-//! The texts of a family have most lines in common, which a stream of its own for each could not use.
+//! The texts of a family have most lines in common, also those for different architectures, which a stream of its own for each could not
+//! use. So a folder without a stream has its texts in that of an earlier architecture: a stream holds those of its own folder, then those
+//! of the following ones of the family, up to the next with a stream. [`write()`] gives a family one stream, in its first folder.
+//! `xz --decompress` reads it.
 //!
 //! A text is a PTX module with one entry, and depends on that entry only ([`Module::alone`](crate::module::Module::alone)). So the index
 //! shows which kernels a change has changed. The stream depends on all texts, and on the version of the compressor, which `Cargo.lock`
 //! pins.
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fmt::Write as _;
-use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::path::Path;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
 
-use lzma_rust2::{EncodeMode, LzmaOptions, LzmaReader, LzmaWriter, MfType};
 use sha2::{Digest as _, Sha256};
 
-use crate::Error;
 use crate::header::Header;
+use crate::{Arch, Error};
+
+mod stream;
+#[cfg(test)]
+mod tests;
 
 /// The name of a folder's index.
 pub const INDEX: &str = "index.txt";
 
-/// The name of the file with a folder's texts.
+/// The name of the file with the texts of a family.
 pub const TEXTS: &str = "entries.lzma";
 
-/// The memory that decompressing may take beside the text, in KiB: a damaged stream may ask for any.
-const MOST_MEMORY: u32 = 64 << 10;
-
-/// The longest window in which the compressor looks for what it has seen: more than the texts of any family that ships.
-const LONGEST_WINDOW: usize = 32 << 20;
-const SHORTEST_WINDOW: usize = 64 << 10;
+/// What the names of files end in that earlier versions wrote, one for each entry.
+const EARLIER: &str = ".ptx.z";
 
 /// An entry that can be loaded by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +47,15 @@ pub struct Kernel {
     pub name: String,
     /// The text of a module with this entry alone.
     pub text: String,
+}
+
+/// What a folder holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// What the kernels were made from; its family and architecture name the folder.
+    pub header: Header,
+    /// The kernels.
+    pub kernels: Vec<Kernel>,
 }
 
 /// What an index says of an entry.
@@ -101,75 +114,70 @@ impl Index {
         text
     }
 
-    /// The kernels of this index in the compressed texts.
-    ///
-    /// # Errors
-    ///
-    /// What is wrong with the texts: they are damaged, or others than those of the index.
-    pub fn unpack(&self, compressed: &[u8]) -> Result<Vec<Kernel>, String> {
-        let all = decompress(compressed).ok_or("it is no LZMA stream of text")?;
-        let mut rest = all.as_str();
-        let mut kernels = Vec::with_capacity(self.entries.len());
-        for listed in &self.entries {
+    /// The bytes of all texts; `None` if they are more than there can be.
+    fn bytes(&self) -> Option<usize> {
+        self.entries.iter().try_fold(0usize, |sum, listed| sum.checked_add(listed.bytes))
+    }
+
+    /// The name of the folder.
+    fn folder(&self) -> String {
+        format!("{}.{}", self.header.family, self.header.arch)
+    }
+}
+
+/// The indices of folders whose texts one stream holds, and that stream.
+#[must_use]
+pub fn pack<'a>(folders: impl IntoIterator<Item = &'a Content>) -> (Vec<Index>, Vec<u8>) {
+    let mut texts = String::new();
+    let mut indices = Vec::new();
+    for Content { header, kernels } in folders {
+        let mut kernels: Vec<&Kernel> = kernels.iter().collect();
+        kernels.sort_unstable_by_key(|kernel| &kernel.name);
+        texts.extend(kernels.iter().map(|kernel| kernel.text.as_str()));
+        let entries = kernels.iter().map(|kernel| Listed::of(kernel)).collect();
+        indices.push(Index { header: header.clone(), entries });
+    }
+    (indices, stream::compress(&texts, stream::LONGEST_WINDOW))
+}
+
+/// The kernels of each of the folders whose texts the stream holds, of the folders' indices in their order.
+///
+/// # Errors
+///
+/// What is wrong with the stream: it is damaged, or holds other texts than those of the indices.
+pub fn unpack(indices: &[Index], compressed: &[u8]) -> Result<Vec<Vec<Kernel>>, String> {
+    let sum = indices.iter().try_fold(0usize, |sum, index| sum.checked_add(index.bytes()?));
+    let bytes = sum.ok_or("the indices name more bytes than there can be")?;
+    let all = stream::decompress(compressed, bytes)?.ok_or_else(|| {
+        let folders: Vec<String> = indices.iter().map(Index::folder).collect();
+        format!(
+            "it has more than the {bytes} bytes that are listed by the index of {}",
+            folders.join(" and of ")
+        )
+    })?;
+    let mut rest = all.as_str();
+    let mut unpacked = Vec::with_capacity(indices.len());
+    for index in indices {
+        let mut kernels = Vec::with_capacity(index.entries.len());
+        for listed in &index.entries {
             let Listed { name, bytes, .. } = listed;
             let (text, others) = rest.split_at_checked(*bytes).ok_or_else(|| {
-                format!("it ends before the {bytes} bytes of `{name}`, which the index names, end")
+                let folder = index.folder();
+                format!("it ends before the {bytes} bytes of `{name}` end, which the index of {folder} names")
             })?;
             let kernel = Kernel { name: name.clone(), text: text.to_owned() };
             if Listed::of(&kernel) != *listed {
-                return Err(format!("its text of `{name}` has another SHA-256 than the index names"));
+                let folder = index.folder();
+                return Err(format!(
+                    "its text of `{name}` has another SHA-256 than the index of {folder} names"
+                ));
             }
             kernels.push(kernel);
             rest = others;
         }
-        if !rest.is_empty() {
-            return Err(format!("it has {} bytes more than the index names", rest.len()));
-        }
-        Ok(kernels)
+        unpacked.push(kernels);
     }
-}
-
-/// The index and the compressed texts of kernels.
-#[must_use]
-pub fn pack(header: &Header, kernels: &[Kernel]) -> (Index, Vec<u8>) {
-    let mut kernels: Vec<&Kernel> = kernels.iter().collect();
-    kernels.sort_unstable_by_key(|kernel| &kernel.name);
-    let entries = kernels.iter().map(|kernel| Listed::of(kernel)).collect();
-    let texts: String = kernels.iter().map(|kernel| kernel.text.as_str()).collect();
-    (Index { header: header.clone(), entries }, compress(&texts, LONGEST_WINDOW))
-}
-
-/// Compresses a text to an LZMA stream, as small as it gets: files are read more often than written.
-fn compress(text: &str, longest_window: usize) -> Vec<u8> {
-    // `xz` takes no other window than a power of two. Text has no alignment, so that positions say nothing (`pb`).
-    let window = text.len().next_power_of_two().clamp(SHORTEST_WINDOW, longest_window);
-    let options = LzmaOptions {
-        dict_size: u32::try_from(window).expect("less than 4 GiB"),
-        lc: LzmaOptions::LC_DEFAULT,
-        lp: LzmaOptions::LP_DEFAULT,
-        pb: 0,
-        mode: EncodeMode::Normal,
-        nice_len: LzmaOptions::NICE_LEN_MAX,
-        mf: MfType::Bt4,
-        depth_limit: 512,
-        preset_dict: None,
-    };
-    let written = || -> io::Result<Vec<u8>> {
-        let mut writer = LzmaWriter::new_use_header(Vec::new(), &options, Some(text.len() as u64))?;
-        writer.write_all(text.as_bytes())?;
-        writer.finish()
-    };
-    written().expect("the options are valid, and a vector takes every byte")
-}
-
-/// The text of an LZMA stream; `None` if the stream is damaged.
-fn decompress(bytes: &[u8]) -> Option<String> {
-    let mut reader = LzmaReader::new_mem_limit(bytes, MOST_MEMORY, None).ok()?;
-    // The end has to be the encoder's: that is what tells damage in the middle.
-    reader.set_relaxed_end_condition(false);
-    let mut text = String::new();
-    reader.read_to_string(&mut text).ok()?;
-    Some(text)
+    Ok(unpacked)
 }
 
 /// Reads PTX: the text in a file, or, if there is no file `FOLDER/ENTRY.ptx` but a store in the folder, that entry of it.
@@ -205,7 +213,17 @@ pub fn read(path: &Path) -> Result<String, Error> {
 pub fn index(folder: &Path) -> Result<Index, Error> {
     let path = folder.join(INDEX);
     let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-    Index::parse(&text).ok_or_else(|| Error::io("read", &path)(invalid("it is no index of kernels")))
+    let Some(index) = Index::parse(&text) else {
+        let reason = match earlier(folder)?.first() {
+            Some(file) => format!(
+                "an earlier version of warpsmith-builder wrote this folder, with `{}`: build it again",
+                file.file_name().unwrap_or_default().display()
+            ),
+            None => "it is no index of kernels".to_owned(),
+        };
+        return Err(Error::io("read", &path)(invalid(&reason)));
+    };
+    Ok(index)
 }
 
 /// Reads the index of a folder, and its kernels.
@@ -214,11 +232,61 @@ pub fn index(folder: &Path) -> Result<Index, Error> {
 ///
 /// [`Error::Io`] if a file cannot be read or is damaged.
 pub fn kernels(folder: &Path) -> Result<(Index, Vec<Kernel>), Error> {
-    let index = index(folder)?;
-    let path = folder.join(TEXTS);
-    let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
-    let kernels = index.unpack(&bytes).map_err(|reason| Error::io("read", &path)(invalid(&reason)))?;
-    Ok((index, kernels))
+    index(folder)?;
+    let (run, at) = run(folder)?;
+    let mut indices = run.iter().map(|folder| index(folder)).collect::<Result<Vec<_>, _>>()?;
+    let path = run[0].join(TEXTS);
+    let bytes = std::fs::read(&path).map_err(|error| {
+        let none =
+            "there is no such file, nor one beside it in a folder of the family for an earlier architecture";
+        let is_missing = error.kind() == ErrorKind::NotFound;
+        Error::io("read", &path)(if is_missing { io::Error::new(ErrorKind::NotFound, none) } else { error })
+    })?;
+    let mut unpacked =
+        unpack(&indices, &bytes).map_err(|reason| Error::io("read", &path)(invalid(&reason)))?;
+    Ok((indices.swap_remove(at), unpacked.swap_remove(at)))
+}
+
+/// The folders whose texts are in one stream with those of `folder`, in the order of the texts, and which of them is `folder`.
+fn run(folder: &Path) -> Result<(Vec<PathBuf>, usize), Error> {
+    let alone = (vec![folder.to_owned()], 0);
+    let Some((family, own)) = place(folder) else { return Ok(alone) };
+    let store = match folder.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let (mut archs, mut run) = (Vec::new(), Vec::new());
+    for (arch, path) in folders(store, family)? {
+        if path.join(TEXTS).is_file() {
+            if arch > own {
+                break;
+            }
+            (archs, run) = Default::default();
+        }
+        archs.push(arch);
+        run.push(path);
+    }
+    Ok(archs.iter().position(|arch| *arch == own).map_or(alone, |at| (run, at)))
+}
+
+/// The family and the architecture that a folder's name states.
+fn place(folder: &Path) -> Option<(&str, Arch)> {
+    let (family, arch) = folder.file_name()?.to_str()?.split_once('.')?;
+    Some((family, arch.parse().ok()?))
+}
+
+/// The folders of a family that have an index, in the order of their architectures.
+fn folders(store: &Path, family: &str) -> Result<BTreeMap<Arch, PathBuf>, Error> {
+    let mut folders = BTreeMap::new();
+    for entry in std::fs::read_dir(store).map_err(Error::io("read", store))? {
+        let path = entry.map_err(Error::io("read", store))?.path();
+        if let Some((_, arch)) = place(&path).filter(|(of, _)| *of == family)
+            && path.join(INDEX).is_file()
+        {
+            folders.insert(arch, path);
+        }
+    }
+    Ok(folders)
 }
 
 fn invalid(reason: &str) -> io::Error {
@@ -241,135 +309,107 @@ pub fn files(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, Error> {
     Ok(files)
 }
 
-/// Writes kernels and their index to `folder`. A file that has the right content already is left alone.
+/// The files in a folder that are of earlier versions, in the order of their names.
+fn earlier(folder: &Path) -> Result<BTreeSet<PathBuf>, Error> {
+    let mut files = BTreeSet::new();
+    for entry in std::fs::read_dir(folder).map_err(Error::io("read", folder))? {
+        let path = entry.map_err(Error::io("read", folder))?.path();
+        if path.file_name().is_some_and(|name| name.as_encoded_bytes().ends_with(EARLIER.as_bytes())) {
+            files.insert(path);
+        }
+    }
+    Ok(files)
+}
+
+/// Writes folders to `store`, and gives their paths. Folders of the same families for other architectures keep their texts; a family gets
+/// one stream. A file that has the right content already is left alone, and files of earlier versions are removed.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] if a file cannot be read or written.
-pub fn write(folder: &Path, header: &Header, kernels: &[Kernel]) -> Result<(), Error> {
-    std::fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
-    let (index, texts) = pack(header, kernels);
-    for (name, bytes) in [(TEXTS, texts), (INDEX, index.to_text().into_bytes())] {
-        let path = folder.join(name);
-        if std::fs::read(&path).ok().as_ref() != Some(&bytes) {
-            std::fs::write(&path, bytes).map_err(Error::io("write", &path))?;
+/// [`Error::Io`] if a file cannot be read or written, or a folder of the same family that is to keep its texts is damaged;
+/// [`Error::Arch`] if a header names no architecture.
+pub fn write(store: &Path, contents: &[Content]) -> Result<Vec<PathBuf>, Error> {
+    std::fs::create_dir_all(store).map_err(Error::io("create", store))?;
+    let families: BTreeSet<&str> = contents.iter().map(|content| content.header.family.as_str()).collect();
+    for family in families {
+        let of_family = contents.iter().filter(|content| content.header.family == family);
+        bring_about(&wanted(store, family, of_family)?)?;
+    }
+    let folder = |content: &Content| store.join(format!("{}.{}", content.header.family, content.header.arch));
+    Ok(contents.iter().map(folder).collect())
+}
+
+/// Compresses the texts of a family anew.
+///
+/// # Errors
+///
+/// [`Error::Io`] if a file cannot be read or written, or a folder is damaged.
+pub fn repack(store: &Path, family: &str) -> Result<(), Error> {
+    bring_about(&wanted(store, family, [])?)
+}
+
+/// The files of a family that [`repack`] would write or remove.
+///
+/// # Errors
+///
+/// [`Error::Io`] if a file cannot be read, or a folder is damaged.
+pub fn packed_otherwise(store: &Path, family: &str) -> Result<Vec<PathBuf>, Error> {
+    let mut files = wanted(store, family, [])?;
+    files.retain(|path, bytes| std::fs::read(path).ok() != *bytes);
+    Ok(files.into_keys().collect())
+}
+
+/// Files with their bytes, and files that should not be, without.
+type Wanted = BTreeMap<PathBuf, Option<Vec<u8>>>;
+
+/// The files that the folders of a family should have, and those that they should not have. `contents` take the place of
+/// what there is.
+fn wanted<'a>(
+    store: &Path,
+    family: &str,
+    contents: impl IntoIterator<Item = &'a Content>,
+) -> Result<Wanted, Error> {
+    let mut of_archs = BTreeMap::new();
+    for content in contents {
+        of_archs.insert(content.header.arch.parse::<Arch>()?, content.clone());
+    }
+    for (arch, folder) in folders(store, family)? {
+        if let Entry::Vacant(vacant) = of_archs.entry(arch) {
+            let (Index { header, .. }, kernels) = kernels(&folder)?;
+            vacant.insert(Content { header, kernels });
+        }
+    }
+    let (indices, stream) = pack(of_archs.values());
+    let mut stream = Some(stream);
+    let mut files = Wanted::new();
+    for (arch, index) in of_archs.keys().zip(indices) {
+        let folder = store.join(format!("{family}.{arch}"));
+        files.insert(folder.join(TEXTS), stream.take());
+        files.insert(folder.join(INDEX), Some(index.to_text().into_bytes()));
+        if folder.is_dir() {
+            files.extend(earlier(&folder)?.into_iter().map(|path| (path, None)));
+        }
+    }
+    Ok(files)
+}
+
+/// Writes files, then removes those without bytes.
+fn bring_about(files: &Wanted) -> Result<(), Error> {
+    for (path, bytes) in files {
+        let Some(bytes) = bytes else { continue };
+        if std::fs::read(path).ok().as_ref() != Some(bytes) {
+            let folder = path.parent().unwrap_or(path);
+            std::fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
+            std::fs::write(path, bytes).map_err(Error::io("write", path))?;
+        }
+    }
+    for (path, _) in files.iter().filter(|(_, bytes)| bytes.is_none()) {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(Error::io("remove", path)(error));
+            }
+            _ => {}
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::*;
-
-    fn header() -> Header {
-        Header {
-            family: "topk".into(),
-            arch: "sm_80".into(),
-            rustc: "1.96.0".into(),
-            llvm: "22.1.8".into(),
-            builder: "0.1.0".into(),
-            recipe: "--features topk".into(),
-            sources: "sha256:00".into(),
-        }
-    }
-
-    fn kernel(name: &str, text: &str) -> Kernel {
-        Kernel { name: name.into(), text: text.into() }
-    }
-
-    #[test]
-    fn what_is_written_is_read_back_in_the_order_of_names() {
-        let folder = tempfile::tempdir().unwrap();
-        let topk = folder.path().join("topk.sm_80");
-        write(&topk, &header(), &[kernel("b", "two"), kernel("a", "one\n")]).unwrap();
-        let (index, kernels) = super::kernels(&topk).unwrap();
-        assert_eq!(kernels, [kernel("a", "one\n"), kernel("b", "two")]);
-        let sha256 = "2c8b08da5ce60398e1f19af0e5dccc744df274b826abe585eaba68c525434806";
-        assert_eq!(index.header, header());
-        assert_eq!(index.entries[0], Listed { name: "a".into(), bytes: 4, sha256: sha256.into() });
-
-        write(&topk, &header(), &[kernel("b", "three")]).unwrap();
-        assert_eq!(super::kernels(&topk).unwrap().1, [kernel("b", "three")]);
-        let names: Vec<String> = files(&topk).unwrap().into_keys().collect();
-        assert_eq!(names, [TEXTS, INDEX]);
-        // A header alone leaves the texts as they are.
-        let texts = fs::metadata(topk.join(TEXTS)).unwrap().modified().unwrap();
-        write(&topk, &Header { sources: "sha256:01".into(), ..header() }, &[kernel("b", "three")]).unwrap();
-        assert_eq!(fs::metadata(topk.join(TEXTS)).unwrap().modified().unwrap(), texts);
-        assert_eq!(super::index(&topk).unwrap().header.sources, "sha256:01");
-    }
-
-    #[test]
-    fn an_entry_is_read_by_a_path_unless_a_file_has_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
-        write(folder.path(), &header(), &[kernel("a", "one"), kernel("b", "two")]).unwrap();
-        assert_eq!(read(&path("b.ptx")).unwrap(), "two");
-        for name in ["c.ptx", "b", "b.txt", "none/b.ptx"] {
-            let error = read(&path(name)).unwrap_err().to_string();
-            assert!(error.contains(name), "{error}");
-        }
-        fs::write(path("b.ptx"), "three").unwrap();
-        assert_eq!(read(&path("b.ptx")).unwrap(), "three");
-        fs::write(path("b.ptx"), [0xff]).unwrap();
-        assert!(read(&path("b.ptx")).unwrap_err().to_string().contains("no text"));
-    }
-
-    #[test]
-    fn damage_is_an_error_that_names_the_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let texts = folder.path().join(TEXTS);
-        let text = "a text that is long enough to be damaged in the middle";
-        write(folder.path(), &header(), &[kernel("a", text), kernel("b", "two")]).unwrap();
-        let whole = fs::read(&texts).unwrap();
-        let mut cases: Vec<Vec<u8>> = vec![whole[..whole.len() / 2].to_vec(), b"no stream".to_vec(), vec![]];
-        for byte in 0..whole.len() {
-            // Of the header, the window may be another: the text is the same. The first byte of the range coder says nothing.
-            if !(1..5).contains(&byte) && byte != 13 {
-                let mut damaged = whole.clone();
-                damaged[byte] ^= 0x04;
-                cases.push(damaged);
-            }
-        }
-        for case in cases {
-            fs::write(&texts, &case).unwrap();
-            let error = read(&folder.path().join("a.ptx")).unwrap_err().to_string();
-            assert!(error.contains(TEXTS), "{error}");
-        }
-
-        for (index, reason) in [
-            (pack(&header(), &[kernel("a", text)]).0, "3 bytes more"),
-            (pack(&header(), &[kernel("a", text), kernel("b", "four")]).0, "4 bytes of `b`"),
-            (pack(&header(), &[kernel("a", text), kernel("b", "Two")]).0, "`b` has another SHA-256"),
-        ] {
-            let error = index.unpack(&whole).unwrap_err();
-            assert!(error.contains(reason), "{error}");
-        }
-        for index in ["", "a 1 00\n", &format!("{}\na\n", header()), &format!("{}\na 1 00 x\n", header())] {
-            fs::write(folder.path().join(INDEX), index).unwrap();
-            let error = read(&folder.path().join("a.ptx")).unwrap_err().to_string();
-            assert!(error.contains(INDEX), "{error}");
-        }
-    }
-
-    #[test]
-    fn equal_texts_give_equal_bytes() {
-        // Shorter than the window, longer, and none at all.
-        let long: String = (0..20_000).map(|line| format!("mov.b32 %r{line}, {};\n", line % 7)).collect();
-        assert!(long.len() > 4 * SHORTEST_WINDOW);
-        for text in [".version 7.0\n".repeat(1000), String::new(), long] {
-            let stream = compress(&text, SHORTEST_WINDOW);
-            assert_eq!(stream, compress(&text, SHORTEST_WINDOW));
-            assert!(decompress(&stream).as_ref() == Some(&text), "{} bytes", text.len());
-        }
-    }
-
-    #[test]
-    fn an_index_is_read_as_it_is_written() {
-        let (index, _) = pack(&header(), &[kernel("b", "two"), kernel("a", "")]);
-        assert_eq!(Index::parse(&index.to_text()), Some(index));
-    }
 }

@@ -134,6 +134,40 @@ fn what_the_ptx_does_not_depend_on_does_not_count() {
 }
 
 #[test]
+fn modules_of_the_kernel_crate_that_say_so_are_for_the_host_only() {
+    let attribute = "#![cfg(not(target_arch = \"nvptx64\"))]";
+    let host_only = format!("//! For the host.\n\n// Why.\n{attribute}\n");
+    let root = workspace();
+    let before = hash(&root);
+    let file = kernels(&root).join("src/host/list.rs");
+    for text in
+        [format!("{host_only}fn one() {{}}\n"), format!("{host_only}fn two() {{}}\n").replace('\n', "\r\n")]
+    {
+        write(&file, &text);
+        assert_eq!(hash(&root), before, "{text}");
+    }
+    // The attribute is of the whole module only where it comes first.
+    for text in [
+        format!("fn one() {{}}\n{attribute}\n"),
+        format!("/*\n{attribute}\n*/\n"),
+        format!("{}\nfn one() {{}}\n", attribute.replace('!', "")),
+        format!("{attribute} fn one() {{}}\n"),
+    ] {
+        write(&file, &text);
+        assert_ne!(hash(&root), before, "{text}");
+    }
+    fs::remove_file(&file).unwrap();
+    // A dependency may be compiled for the host, a macro is, and a build script's output may depend on what it is.
+    for file in ["repository/macros/src/list.rs", "repository/dsl/src/list.rs", "repository/kernels/build.rs"]
+    {
+        let root = workspace();
+        let before = hash(&root);
+        write(&root.path().join(file), &host_only);
+        assert_ne!(hash(&root), before, "{file}");
+    }
+}
+
+#[test]
 fn family_and_architecture_are_part_of_the_hash() {
     let root = workspace();
     let builder = Builder::new(kernels(&root));

@@ -1,12 +1,13 @@
 //! `xtask ptx`: compiles the kernels to the PTX that ships, checks that what is committed is what the sources give, or shows it.
 //!
-//! The PTX is a [`store`](mod@store): a folder for each family and architecture, with a text for each entry, compressed together.
+//! The PTX is a [`store`](mod@store): a folder for each family and architecture, and a text for each entry, those of a family compressed
+//! together.
 //!
 //! The check is in two steps. The hash of the sources stands in each folder's index, and comparing it needs no device toolchain:
 //! `xtask test` does it everywhere, and only warns, since a changed comment changes the hash too. A rebuild compares the files
 //! themselves, which only means something with the compiler that the index names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -124,22 +125,25 @@ impl Args {
     }
 }
 
-/// Writes the folders with the texts and headers that they have.
+/// Writes the folders with the texts and headers that they have. Those of a family are compressed together, whatever `--arch` says.
 fn repack(args: &Args) -> Result<ExitCode> {
-    let (mut before, mut after, mut count) = (0, 0, 0);
-    for (folder, index) in folders(&args.builder().output_folder()?, &args.arch)? {
-        if args.family.is_empty() || args.family.contains(&index.header.family) {
-            let size = || std::fs::metadata(folder.join(store::TEXTS)).map(|file| file.len());
-            before += size()?;
-            store::write(&folder, &index.header, &store::kernels(&folder)?.1)?;
-            after += size()?;
-            count += 1;
-        }
-    }
-    if count == 0 {
+    let store = args.builder().output_folder()?;
+    let mut families: BTreeSet<String> =
+        folders(&store, &args.arch)?.into_iter().map(|(_, index)| index.header.family).collect();
+    families.retain(|family| args.family.is_empty() || args.family.contains(family));
+    if families.is_empty() {
         bail!("no folder is of the families {:?} and the architectures {:?}", args.family, args.arch);
     }
-    println!("{:.2} MB, {:.2} MB before", after as f64 * 1e-6, before as f64 * 1e-6);
+    let size = || -> Result<usize> {
+        let of_families = folders(&store, &[])?.into_iter();
+        let of_families = of_families.filter(|(_, index)| families.contains(&index.header.family));
+        of_families.map(|(folder, _)| Ok(store::files(&folder)?.values().map(Vec::len).sum::<usize>())).sum()
+    };
+    let before = size()?;
+    for family in &families {
+        store::repack(&store, family)?;
+    }
+    println!("{:.2} MB, {:.2} MB before", size()? as f64 * 1e-6, before as f64 * 1e-6);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -252,8 +256,6 @@ impl fmt::Display for Complaint {
 struct Committed {
     target: Target,
     index: Index,
-    /// Its compressed texts, and what they are.
-    texts: Vec<u8>,
     kernels: Vec<Kernel>,
 }
 
@@ -306,17 +308,33 @@ fn rebuild(
         let target = Target { family: built.family.clone(), arch: built.arch };
         let Some(committed) = committed.iter().find(|committed| committed.target == target) else { continue };
         let folder = target.folder_name();
-        let built_texts = built.path.join(store::TEXTS);
-        let texts = std::fs::read(&built_texts)
-            .with_context(|| format!("cannot read `{}`", built_texts.display()))?;
         let (index, kernels) = store::kernels(&built.path)?;
-        let built = Committed { target, index, texts, kernels };
+        let built = Committed { target, index, kernels };
         let differences = differences(committed, &built);
         complaints.extend(
             differences.into_iter().map(|difference| Complaint::Wrong(format!("{folder}/{difference}"))),
         );
     }
+    let families = committed.iter().map(|committed| &committed.target.family);
+    complaints.extend(packed_otherwise(&args.builder().output_folder()?, families));
     Ok(())
+}
+
+/// A complaint for each file that holds the right texts, but not as they are written now.
+fn packed_otherwise<'a>(store: &Path, families: impl IntoIterator<Item = &'a String>) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    for family in families.into_iter().collect::<BTreeSet<_>>() {
+        match store::packed_otherwise(store, family) {
+            Ok(paths) => complaints.extend(paths.into_iter().map(|path| {
+                Complaint::Wrong(format!(
+                    "{} was packed by another version: `cargo xtask ptx --repack` does it anew",
+                    path.strip_prefix(store).unwrap_or(&path).display()
+                ))
+            })),
+            Err(error) => complaints.push(Complaint::Wrong(format!("{family}: {error}"))),
+        }
+    }
+    complaints
 }
 
 /// How a committed folder differs from the one that was built.
@@ -343,12 +361,6 @@ fn differences(committed: &Committed, built: &Committed) -> Vec<String> {
         }
     }
     differences.extend(old.keys().map(|name| format!("{name}.ptx is not built from the sources")));
-    if differences.is_empty() && committed.texts != built.texts {
-        differences.push(format!(
-            "{} was compressed by another compressor: `cargo xtask ptx --repack` does it anew",
-            store::TEXTS
-        ));
-    }
     differences
 }
 
@@ -404,10 +416,10 @@ fn committed(builder: &Builder, complaints: &mut Vec<Complaint>) -> Result<Vec<C
             complaints.push(Complaint::Wrong(format!("{name} is missing")));
             continue;
         };
-        let (index, texts, kernels) = match opened(&mut files) {
+        let (index, kernels) = match opened(&folder.join(&name), &mut files) {
             Ok(opened) => opened,
-            Err(reason) => {
-                complaints.push(Complaint::Wrong(format!("{name}/{reason}")));
+            Err(error) => {
+                complaints.push(Complaint::Wrong(format!("{name}: {error}")));
                 continue;
             }
         };
@@ -421,20 +433,21 @@ fn committed(builder: &Builder, complaints: &mut Vec<Complaint>) -> Result<Vec<C
             )));
             continue;
         }
-        committed.push(Committed { target: target.clone(), index, texts, kernels });
+        committed.push(Committed { target: target.clone(), index, kernels });
     }
     complaints.extend(strays(&folder, builder)?.into_iter().map(Complaint::Wrong));
     Ok(committed)
 }
 
-/// Takes what makes a store out of the files of a folder; else says what is wrong.
-fn opened(files: &mut BTreeMap<String, Vec<u8>>) -> Result<(Index, Vec<u8>, Vec<Kernel>), String> {
-    let mut take = |name| files.remove(name).ok_or_else(|| format!("{name} is missing"));
-    let (index, texts) = (take(store::INDEX)?, take(store::TEXTS)?);
-    let index = str::from_utf8(&index).ok().and_then(Index::parse);
-    let index = index.ok_or_else(|| format!("{} does not say what the folder is made from", store::INDEX))?;
-    let kernels = index.unpack(&texts).map_err(|reason| format!("{} is damaged: {reason}", store::TEXTS))?;
-    Ok((index, texts, kernels))
+/// Takes what makes a store out of the files of a folder, and reads it; else says what is wrong.
+fn opened(
+    folder: &Path,
+    files: &mut BTreeMap<String, Vec<u8>>,
+) -> Result<(Index, Vec<Kernel>), warpsmith_builder::Error> {
+    files.remove(store::INDEX);
+    // Of the folders of a family only the first has texts.
+    files.remove(store::TEXTS);
+    store::kernels(folder)
 }
 
 /// Folders and files that no family and architecture of the kernel crate accounts for.
@@ -452,6 +465,8 @@ fn strays(folder: &Path, builder: &Builder) -> Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use warpsmith_builder::store::Content;
+
     use super::*;
 
     fn header(sources: &str) -> Header {
@@ -463,8 +478,13 @@ mod tests {
     fn folder(sources: &str, kernels: &[(&str, &str)]) -> Committed {
         let kernel = |(name, text): &(&str, &str)| Kernel { name: (*name).into(), text: (*text).into() };
         let kernels: Vec<Kernel> = kernels.iter().map(kernel).collect();
-        let (index, texts) = store::pack(&header(sources), &kernels);
-        Committed { target: Target { family: "f".into(), arch: Arch::SM_80 }, index, texts, kernels }
+        let content = Content { header: header(sources), kernels };
+        let index = store::pack([&content]).0.remove(0);
+        Committed {
+            target: Target { family: "f".into(), arch: Arch::SM_80 },
+            index,
+            kernels: content.kernels,
+        }
     }
 
     #[test]
@@ -480,38 +500,80 @@ mod tests {
         let found = differences(&folder("t", &[("a", "one\n"), ("b", "two\n")]), &built);
         let [header] = &found[..] else { panic!("{found:?}") };
         assert!(header.contains(store::INDEX) && header.contains("- // warpsmith.sources: t"), "{header}");
+    }
 
-        let mut committed = folder("s", &[("a", "one\n"), ("b", "two\n")]);
-        committed.texts.push(0);
-        let found = differences(&committed, &built);
-        assert!(found.len() == 1 && found[0].contains("another compressor"), "{found:?}");
+    /// A store with a family for two architectures.
+    fn store_of_two() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let kernels = vec![Kernel { name: "a".into(), text: "one\n".into() }];
+        let contents = ["sm_80", "sm_90"].map(|arch| Content {
+            header: Header { arch: arch.into(), ..header("s") },
+            kernels: kernels.clone(),
+        });
+        store::write(folder.path(), &contents).unwrap();
+        folder
     }
 
     #[test]
     fn a_folder_is_opened_whole_or_says_what_is_wrong() {
-        let Committed { index, texts, .. } = folder("s", &[("a", "one\n"), ("b", "two\n")]);
-        let files = || {
-            BTreeMap::from([
-                (store::INDEX.to_owned(), index.to_text().into_bytes()),
-                (store::TEXTS.to_owned(), texts.clone()),
-                ("old.ptx".to_owned(), Vec::new()),
-            ])
-        };
-        let mut whole = files();
-        assert!(opened(&mut whole).is_ok_and(|(found, _, kernels)| found == index && kernels.len() == 2));
-        assert_eq!(whole.into_keys().collect::<Vec<_>>(), ["old.ptx"]);
-
-        for (name, bytes, reason) in [
-            (store::INDEX, None, "index.txt is missing"),
-            (store::TEXTS, None, "entries.lzma is missing"),
-            (store::INDEX, Some("a 4 00\n"), "index.txt does not say"),
-            (store::TEXTS, Some("no stream"), "entries.lzma is damaged"),
-        ] {
-            let mut files = files();
-            files.remove(name);
-            files.extend(bytes.map(|bytes| (name.to_owned(), bytes.as_bytes().to_vec())));
-            let found = opened(&mut files).unwrap_err();
-            assert!(found.contains(reason), "{found}");
+        let folder = store_of_two();
+        let [first, later] = ["f.sm_80", "f.sm_90"].map(|name| folder.path().join(name));
+        for folder in [&first, &later] {
+            std::fs::write(folder.join("old.ptx"), "").unwrap();
+            let mut files = store::files(folder).unwrap();
+            assert!(opened(folder, &mut files).is_ok_and(|(_, kernels)| kernels.len() == 1));
+            assert_eq!(files.into_keys().collect::<Vec<_>>(), ["old.ptx"]);
         }
+        let texts = std::fs::read(first.join(store::TEXTS)).unwrap();
+        let index = std::fs::read(first.join(store::INDEX)).unwrap();
+        // Without its index the first folder is none: then no stream is before that of the second.
+        for (file, bytes, [of_first, of_later]) in [
+            (store::INDEX, None, ["f.sm_80/index.txt", "f.sm_90/entries.lzma"]),
+            (store::TEXTS, None, ["f.sm_80/entries.lzma"; 2]),
+            (store::INDEX, Some("a 4 00\n"), ["f.sm_80/index.txt`: it is no index"; 2]),
+            (store::TEXTS, Some("no stream"), ["f.sm_80/entries.lzma`: it is no LZMA stream"; 2]),
+        ] {
+            let path = first.join(file);
+            match bytes {
+                None => std::fs::remove_file(&path).unwrap(),
+                Some(bytes) => std::fs::write(&path, bytes).unwrap(),
+            }
+            for (folder, reason) in [(&first, of_first), (&later, of_later)] {
+                let found = opened(folder, &mut BTreeMap::new()).unwrap_err().to_string();
+                assert!(found.contains(reason), "{found}");
+            }
+            std::fs::write(first.join(store::TEXTS), &texts).unwrap();
+            std::fs::write(first.join(store::INDEX), &index).unwrap();
+        }
+    }
+
+    #[test]
+    fn texts_that_are_not_packed_as_now_are_named() {
+        let folder = store_of_two();
+        let family = "f".to_owned();
+        let found =
+            |complaints: Vec<Complaint>| complaints.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert!(packed_otherwise(folder.path(), [&family]).is_empty());
+        // Each folder with a stream of its own.
+        for arch in ["sm_80", "sm_90"] {
+            let own = tempfile::tempdir().unwrap();
+            let name = format!("f.{arch}");
+            let (index, kernels) = store::kernels(&folder.path().join(&name)).unwrap();
+            store::write(own.path(), &[Content { header: index.header, kernels }]).unwrap();
+            let stream = std::fs::read(own.path().join(&name).join(store::TEXTS)).unwrap();
+            std::fs::write(folder.path().join(&name).join("other"), stream).unwrap();
+        }
+        for arch in ["sm_80", "sm_90"] {
+            let folder = folder.path().join(format!("f.{arch}"));
+            std::fs::rename(folder.join("other"), folder.join(store::TEXTS)).unwrap();
+        }
+        let complaints = found(packed_otherwise(folder.path(), [&family, &family]));
+        let [first, later] = &complaints[..] else { panic!("{complaints:?}") };
+        assert!(first.starts_with("f.sm_80/entries.lzma was packed by another version"), "{first}");
+        assert!(later.starts_with("f.sm_90/entries.lzma was packed by another version"), "{later}");
+
+        std::fs::write(folder.path().join("f.sm_90").join(store::TEXTS), "no stream").unwrap();
+        let complaints = found(packed_otherwise(folder.path(), [&family]));
+        assert!(complaints.len() == 1 && complaints[0].contains("it is no LZMA stream"), "{complaints:?}");
     }
 }

@@ -230,7 +230,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
             }
             // The first turn is warpgroup 0's.
             if index == S::WARPGROUPS - 1 {
-                Self::pass_turn(index);
+                warpgroup::pass_turn(index, S::WARPGROUPS);
             }
         }
         Consumer {
@@ -240,29 +240,6 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
             v: Self::v_ring().consumer(),
             index,
         }
-    }
-
-    /// Waits for the turn of warpgroup `index`.
-    ///
-    /// # Safety
-    ///
-    /// All warps of the warpgroup call it. Each turn is [passed](Self::pass_turn) on.
-    #[inline(always)]
-    unsafe fn wait_for_turn(index: u32) {
-        // SAFETY: two warpgroups come to the barrier: one that waits, one that has passed the turn.
-        unsafe { ptx::bar_sync_at(1 + index, 2 * warpgroup::THREADS) }
-    }
-
-    /// Gives the turn to the warpgroup behind `index`.
-    ///
-    /// # Safety
-    ///
-    /// As [`wait_for_turn`](Self::wait_for_turn).
-    #[inline(always)]
-    unsafe fn pass_turn(index: u32) {
-        let next = if index + 1 == S::WARPGROUPS { 0 } else { index + 1 };
-        // SAFETY: as there.
-        unsafe { ptx::bar_arrive_at(1 + next, 2 * warpgroup::THREADS) }
     }
 
     /// Tells the consumers which tile is next; `None` that there is none.
@@ -409,9 +386,9 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
 
                 let k = consumer.k.wait();
                 let mut scores = Fragment(S::Scores::arbitrary());
-                Self::wait_for_turn(index);
+                warpgroup::wait_for_turn(index);
                 warpgroup::begin_product::<T, _>(&mut scores.0, q, Self::k(&k), Self::STEPS);
-                Self::pass_turn(index);
+                warpgroup::pass_turn(index, S::WARPGROUPS);
                 let added = Self::fetch::<T>(index, scoring, work, first);
                 ptx::wgmma_wait_group::<0>();
                 scores.0.hold();
@@ -422,11 +399,11 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
 
                 while let Some(block) = blocks.next::<S, CHANGES>(&scoring.operands, work) {
                     let k = consumer.k.wait();
-                    Self::wait_for_turn(index);
+                    warpgroup::wait_for_turn(index);
                     warpgroup::begin_product::<T, _>(&mut scores.0, q, Self::k(&k), Self::STEPS);
                     let v = consumer.v.wait();
                     warpgroup::begin_sum::<T, _, _>(&mut sums.0, &mut weights, Self::v(&v));
-                    Self::pass_turn(index);
+                    warpgroup::pass_turn(index, S::WARPGROUPS);
                     let added = Self::fetch::<T>(index, scoring, work, block);
                     if CHANGES {
                         // What changes scores takes the registers that weights have.
@@ -451,9 +428,9 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
                 consumer.q.release(q_stage);
 
                 let v = consumer.v.wait();
-                Self::wait_for_turn(index);
+                warpgroup::wait_for_turn(index);
                 warpgroup::begin_sum::<T, _, _>(&mut sums.0, &mut weights, Self::v(&v));
-                Self::pass_turn(index);
+                warpgroup::pass_turn(index, S::WARPGROUPS);
                 ptx::wgmma_wait_group::<0>();
                 warpgroup::end_sum(&mut sums.0, &mut weights);
                 consumer.v.release(v);
@@ -613,7 +590,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
         ptx::cp_async_bulk_wait_group_read::<0>();
         if consumer.index == 0 {
             // SAFETY: the last warpgroup has passed it on.
-            unsafe { Self::wait_for_turn(0) };
+            unsafe { warpgroup::wait_for_turn(0) };
         }
     }
 }

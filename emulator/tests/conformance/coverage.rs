@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use lzma_rust2::LzmaReader;
@@ -39,24 +39,35 @@ fn tested() -> BTreeSet<String> {
 /// The PTX that ships, by the names that a path `FOLDER/ENTRY.ptx` would give the entries.
 fn shipped() -> BTreeMap<String, String> {
     let store = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels-gpu/ptx");
+    let folders = std::fs::read_dir(&store).unwrap_or_else(|error| panic!("{}: {error}", store.display()));
+    let mut folders: Vec<(String, u32, PathBuf)> = folders
+        .map(|folder| {
+            let path = folder.unwrap().path();
+            let (family, arch) = path.file_name().unwrap().to_str().unwrap().split_once(".sm_").unwrap();
+            (family.to_owned(), arch.trim_end_matches('a').parse().unwrap(), path)
+        })
+        .collect();
+    folders.sort_unstable();
     let mut entries = BTreeMap::new();
-    for folder in std::fs::read_dir(&store).unwrap_or_else(|error| panic!("{}: {error}", store.display())) {
-        let folder = folder.unwrap().path();
-        let compressed = std::fs::read(folder.join("entries.lzma")).unwrap();
-        let mut texts = String::new();
-        let mut reader = LzmaReader::new_mem_limit(&compressed[..], u32::MAX, None).unwrap();
-        reader.read_to_string(&mut texts).unwrap();
-        let mut rest = texts.as_str();
+    // A folder without texts has them after those of the folder before it.
+    let (mut texts, mut at) = (String::new(), 0);
+    for (_, _, folder) in folders {
+        if let Ok(compressed) = std::fs::read(folder.join("entries.lzma")) {
+            assert_eq!(at, texts.len(), "the bytes in the indices before {}", folder.display());
+            (texts, at) = (String::new(), 0);
+            let mut reader = LzmaReader::new_mem_limit(&compressed[..], u32::MAX, None).unwrap();
+            reader.read_to_string(&mut texts).unwrap();
+        }
         let index = std::fs::read_to_string(folder.join("index.txt")).unwrap();
         for line in index.lines().filter(|line| !line.is_empty() && !line.starts_with("//")) {
             let mut words = line.split(' ');
-            let (name, bytes) = (words.next().unwrap(), words.next().unwrap().parse().unwrap());
-            let (text, others) = rest.split_at(bytes);
-            entries.insert(folder.join(format!("{name}.ptx")).display().to_string(), text.to_owned());
-            rest = others;
+            let (name, bytes) = (words.next().unwrap(), words.next().unwrap().parse::<usize>().unwrap());
+            let text = texts[at..at + bytes].to_owned();
+            entries.insert(folder.join(format!("{name}.ptx")).display().to_string(), text);
+            at += bytes;
         }
-        assert!(rest.is_empty(), "{} holds more than its index lists", folder.display());
     }
+    assert_eq!(at, texts.len(), "the bytes in the last indices");
     entries
 }
 

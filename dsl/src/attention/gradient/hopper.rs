@@ -20,7 +20,7 @@ use crate::float::HalfElement;
 use crate::gemm::OutputElement;
 use crate::launch::{Global, TensorMap};
 use crate::layout::accumulator_coord;
-use crate::pipeline::{self, AsyncProxy, GenericProxy, Loaded, Operand, Pipeline};
+use crate::pipeline::{self, AsyncProxy, FullStage, GenericProxy, Loaded, Operand, Pipeline};
 use crate::ptx::{self, Accumulators, Wgmma, WgmmaHalfRegisters};
 use crate::shared::SharedAddress;
 use crate::tile::registers::{Fragment, ROWS};
@@ -209,6 +209,12 @@ impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
     const OTHER_BYTES: u32 = Boxed::bytes(Self::OTHERS, Self::BOXES);
     /// Bytes of their numbers, where they are queries.
     const NUMBER_BYTES: u32 = if G::OF_KEYS { Self::OTHERS * ROW_BYTES } else { 0 };
+    /// Whether the last sum of a block runs under the products of the next, which takes registers.
+    const OVERLAPS: bool = {
+        let sums = (G::OWN as u32 + G::VALUES as u32) * (S::Sums::COLUMNS / 2 + S::Weights::STEPS * 4);
+        let products = (1 + G::OWN as u32) * S::Scores::COLUMNS / 2;
+        sums + products <= 208
+    };
     const SECOND_OWN_AT: u32 = WARPGROUPS * Self::OWN_BYTES;
     const OTHERS_AT: u32 = Self::OWN * WARPGROUPS * Self::OWN_BYTES;
     const SECOND_AT: u32 = Self::OTHERS_AT + STAGES * Self::OTHER_BYTES;
@@ -279,7 +285,15 @@ impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
                     second: Self::second_ring().consumer(),
                     index: warpgroup - 1,
                 };
+                // The first turn is warpgroup 0's, and the last one, too.
+                let index = consumer.index;
+                if index == WARPGROUPS - 1 {
+                    warpgroup::pass_turn(index, WARPGROUPS);
+                }
                 Self::find::<T>(consumer, of);
+                if index == 0 {
+                    warpgroup::wait_for_turn(index);
+                }
             }
         }
     }
@@ -389,6 +403,10 @@ impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
             let mut heads = if G::OF_KEYS { of.sizes.group.max(1) } else { 1 };
             let mut block = first;
             let own_stage = consumer.own.wait();
+            let mut previous = [FullStage::none(); 2];
+            // What the sum under way reads.
+            let mut read = S::Weights::from_fn(|_, _| 0);
+            let mut is_first = true;
             while heads != 0 {
                 let mut scores = Fragment(S::Scores::arbitrary());
                 let mut gradient = Fragment(S::Scores::arbitrary());
@@ -400,6 +418,8 @@ impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
                 let own = own_stage.operand(|_| Self::at(ptx::opaque(consumer.index) * Self::OWN_BYTES));
                 let second_own = Boxed::at(own.offset(Self::SECOND_OWN_AT), warpgroup::ROWS);
                 let own = Boxed::at(own, warpgroup::ROWS);
+                // The warpgroups take turns, so that the products of one run under the exponentials of the other.
+                warpgroup::wait_for_turn(consumer.index);
                 warpgroup::begin_product::<T, _>(&mut scores.0, own, others, Self::STEPS);
                 let second_stage = consumer.second.wait();
                 let second = Self::others(
@@ -407,11 +427,20 @@ impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
                 );
                 if G::OWN {
                     warpgroup::begin_product::<T, _>(&mut gradient.0, second_own, second, Self::STEPS);
+                    warpgroup::pass_turn(consumer.index, WARPGROUPS);
                     ptx::wgmma_wait_group::<1>();
                 } else {
+                    warpgroup::pass_turn(consumer.index, WARPGROUPS);
                     ptx::wgmma_wait_group::<0>();
                 }
                 scores.0.hold();
+                if Self::OVERLAPS {
+                    Self::end(&mut summed, &mut read);
+                    if !is_first {
+                        Self::release(&consumer, previous);
+                    }
+                    is_first = false;
+                }
                 let column = accumulator_coord(warp::lane_id(), 0).column;
                 let of_others = OtherTerms(
                     stage
@@ -426,32 +455,32 @@ impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
                 }
                 scores.map(|score, _, _| ptx::ex2_approx_ftz(score));
                 let mut weights: S::Weights = scores.packed::<T, _>();
-                if G::VALUES {
+                if !G::OWN {
+                    read = weights;
+                    warpgroup::begin_sum::<T, _, _>(&mut summed.values.0, &mut read, second);
+                } else if G::VALUES {
                     warpgroup::begin_sum::<T, _, _>(&mut summed.values.0, &mut weights, second);
-                }
-                let mut changes = weights;
-                if G::OWN {
-                    if G::VALUES {
-                        ptx::wgmma_wait_group::<1>();
-                    } else {
-                        ptx::wgmma_wait_group::<0>();
-                        consumer.second.release(second_stage);
-                    }
-                    gradient.0.hold();
-                    Self::differentiate(&mut gradient, &scores, (terms, of_others), is_whole);
-                    changes = gradient.packed::<T, _>();
-                    warpgroup::begin_sum::<T, _, _>(&mut summed.own.0, &mut changes, others);
-                }
-                let stage = stage.end_loads(if G::OWN { &mut changes } else { &mut weights });
-                ptx::wgmma_wait_group::<0>();
-                if G::VALUES {
-                    warpgroup::end_sum(&mut summed.values.0, &mut weights);
+                    ptx::wgmma_wait_group::<1>();
+                } else {
+                    ptx::wgmma_wait_group::<0>();
                     consumer.second.release(second_stage);
                 }
                 if G::OWN {
-                    warpgroup::end_sum(&mut summed.own.0, &mut changes);
+                    gradient.0.hold();
+                    Self::differentiate(&mut gradient, &scores, (terms, of_others), is_whole);
+                    read = gradient.packed::<T, _>();
+                    warpgroup::begin_sum::<T, _, _>(&mut summed.own.0, &mut read, others);
+                    if G::VALUES {
+                        ptx::wgmma_wait_group::<1>();
+                        warpgroup::end_sum(&mut summed.values.0, &mut weights);
+                    }
                 }
-                consumer.others.release(stage);
+                previous = [stage.end_loads(&mut read), second_stage];
+                if !Self::OVERLAPS {
+                    ptx::wgmma_wait_group::<0>();
+                    Self::end(&mut summed, &mut read);
+                    Self::release(&consumer, previous);
+                }
                 block += 1;
                 if block == end {
                     heads -= 1;
@@ -461,8 +490,37 @@ impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
                     }
                 }
             }
+            if Self::OVERLAPS {
+                ptx::wgmma_wait_group::<0>();
+                Self::end(&mut summed, &mut read);
+                Self::release(&consumer, previous);
+            }
         }
         summed
+    }
+
+    /// Ends the last sum of a block, which a wait has waited for, and which reads these registers.
+    #[inline(always)]
+    fn end(summed: &mut Summed<S::Sums>, read: &mut S::Weights) {
+        let sum = if G::OWN { &mut summed.own } else { &mut summed.values };
+        warpgroup::end_sum(&mut sum.0, read);
+    }
+
+    /// Gives back the stages of a block whose sums have ended.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it. Of the second no product reads any more.
+    #[inline(always)]
+    unsafe fn release(consumer: &Consumer<STAGES>, [stage, second]: [FullStage<AsyncProxy>; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            // Else it was given back before.
+            if G::VALUES {
+                consumer.second.release(second);
+            }
+            consumer.others.release(stage);
+        }
     }
 
     #[inline(always)]
