@@ -4,8 +4,8 @@
 //! of others. P and dS stay in registers, where the sums' products read them. One thread of a third warpgroup has the copy engine bring the rows of both and then block
 //! after block of others.
 //!
-//! What is behind the end of a sequence has no part in a sum: others arrive as zeros where tensors [end](HopperTensors::ends) with sequences, and what belongs to no pair of a row
-//! and a key is zero whatever came of it.
+//! What is behind the end of a sequence has no part in a sum: others arrive as zeros where tensors [end](HopperTensors::ends) with sequences.
+//! What belongs to no pair of a row and a key is zero, whatever came of it.
 
 use core::marker::PhantomData;
 
