@@ -3,14 +3,13 @@
 //! The name of an instance tells what it gives, dQ, dK or dV, the type, and the columns of a head at most.
 
 use warpsmith_dsl::attention::gradient::{
-    Gives, GivesKeys, GivesKeysAndValues, GivesQueries, GivesValues, GradientShape, GradientTensors,
-    GradientTile, RowParams, THREADS, find_rows,
+    Gives, GivesKeys, GivesKeysAndValues, GivesQueries, GivesValues, GradientParams, GradientShape,
+    GradientTensors, GradientTile, RowParams, THREADS, find_rows,
 };
 use warpsmith_dsl::attention::portable::PortableElement;
 use warpsmith_dsl::attention::scores::ScoreOperands;
-use warpsmith_dsl::attention::work::{Sequences, Sizes};
 use warpsmith_dsl::float::{Bf16, Element, F16};
-use warpsmith_dsl::{KernelParam, kernel};
+use warpsmith_dsl::kernel;
 
 macro_rules! shape {
     ($(#[$doc:meta])* $name:ident, $columns:literal, $others:literal, $blocks:literal) => {
@@ -56,16 +55,6 @@ shape!(
     /// Heads of up to 256 columns, and blocks of 16 others.
     Gradient256, 256, 16, 2
 );
-
-/// What a launch is told beside its operands.
-#[derive(Clone, Copy, KernelParam)]
-#[repr(C)]
-pub struct GradientParams {
-    /// Sequences, heads, rows and keys.
-    pub sizes: Sizes,
-    /// Where sequences begin, and how long they are.
-    pub sequences: Sequences,
-}
 
 /// Gradients of a tile's rows, queries or keys, on a one-dimensional grid of a block for each tile.
 ///

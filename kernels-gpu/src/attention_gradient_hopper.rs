@@ -5,11 +5,12 @@
 use warpsmith_dsl::attention::gradient::hopper::{
     HopperElement, HopperShape, HopperTensors, HopperTile, Maps, THREADS,
 };
-use warpsmith_dsl::attention::gradient::{Gives, GivesKeys, GivesKeysAndValues, GivesQueries, GivesValues};
-use warpsmith_dsl::attention::work::{Sequences, Sizes};
+use warpsmith_dsl::attention::gradient::{
+    Gives, GivesKeys, GivesKeysAndValues, GivesQueries, GivesValues, GradientParams,
+};
 use warpsmith_dsl::float::{Bf16, F16};
+use warpsmith_dsl::kernel;
 use warpsmith_dsl::launch::TensorMap;
-use warpsmith_dsl::{KernelParam, kernel};
 
 macro_rules! shape {
     ($(#[$doc:meta])* $name:ident, $columns:literal, $others:literal) => {
@@ -56,16 +57,6 @@ shape!(
     Gradient256, 256, 32
 );
 
-/// What a launch is told beside its tensors.
-#[derive(Clone, Copy, KernelParam)]
-#[repr(C)]
-pub struct GradientParams {
-    /// Sequences, heads, rows and keys.
-    pub sizes: Sizes,
-    /// Where sequences begin, and how long they are.
-    pub sequences: Sequences,
-}
-
 /// Gradients of a tile's rows, queries or keys, on a one-dimensional grid of a block for each tile.
 ///
 /// # Safety
@@ -75,35 +66,35 @@ pub struct GradientParams {
     family = attention_gradient_hopper,
     block = [THREADS, 1, 1],
     min_blocks = 1,
-    shared = HopperTile::<S, G, STAGES>::SHARED_BYTES,
+    shared = HopperTile::<S, G>::SHARED_BYTES,
     instances = [
-        attention_gradient_hopper_q_f16_64 = <F16, Gradient64, GivesQueries, 4>,
-        attention_gradient_hopper_q_f16_96 = <F16, Gradient96, GivesQueries, 3>,
-        attention_gradient_hopper_q_f16_128 = <F16, Gradient128, GivesQueries, 2>,
-        attention_gradient_hopper_q_f16_192 = <F16, Gradient192, GivesQueries, 2>,
-        attention_gradient_hopper_q_f16_256 = <F16, Gradient256, GivesQueries, 3>,
-        attention_gradient_hopper_kv_f16_64 = <F16, Gradient64By96, GivesKeysAndValues, 4>,
-        attention_gradient_hopper_kv_f16_96 = <F16, Gradient96By64, GivesKeysAndValues, 4>,
-        attention_gradient_hopper_kv_f16_128 = <F16, Gradient128By64, GivesKeysAndValues, 4>,
-        attention_gradient_hopper_k_f16_192 = <F16, Gradient192, GivesKeys, 2>,
-        attention_gradient_hopper_k_f16_256 = <F16, Gradient256, GivesKeys, 3>,
-        attention_gradient_hopper_v_f16_192 = <F16, Gradient192, GivesValues, 3>,
-        attention_gradient_hopper_v_f16_256 = <F16, Gradient256, GivesValues, 4>,
-        attention_gradient_hopper_q_bf16_64 = <Bf16, Gradient64, GivesQueries, 4>,
-        attention_gradient_hopper_q_bf16_96 = <Bf16, Gradient96, GivesQueries, 3>,
-        attention_gradient_hopper_q_bf16_128 = <Bf16, Gradient128, GivesQueries, 2>,
-        attention_gradient_hopper_q_bf16_192 = <Bf16, Gradient192, GivesQueries, 2>,
-        attention_gradient_hopper_q_bf16_256 = <Bf16, Gradient256, GivesQueries, 3>,
-        attention_gradient_hopper_kv_bf16_64 = <Bf16, Gradient64By96, GivesKeysAndValues, 4>,
-        attention_gradient_hopper_kv_bf16_96 = <Bf16, Gradient96By64, GivesKeysAndValues, 4>,
-        attention_gradient_hopper_kv_bf16_128 = <Bf16, Gradient128By64, GivesKeysAndValues, 4>,
-        attention_gradient_hopper_k_bf16_192 = <Bf16, Gradient192, GivesKeys, 2>,
-        attention_gradient_hopper_k_bf16_256 = <Bf16, Gradient256, GivesKeys, 3>,
-        attention_gradient_hopper_v_bf16_192 = <Bf16, Gradient192, GivesValues, 3>,
-        attention_gradient_hopper_v_bf16_256 = <Bf16, Gradient256, GivesValues, 4>,
+        attention_gradient_hopper_q_f16_64 = <F16, Gradient64, GivesQueries>,
+        attention_gradient_hopper_q_f16_96 = <F16, Gradient96, GivesQueries>,
+        attention_gradient_hopper_q_f16_128 = <F16, Gradient128, GivesQueries>,
+        attention_gradient_hopper_q_f16_192 = <F16, Gradient192, GivesQueries>,
+        attention_gradient_hopper_q_f16_256 = <F16, Gradient256, GivesQueries>,
+        attention_gradient_hopper_kv_f16_64 = <F16, Gradient64By96, GivesKeysAndValues>,
+        attention_gradient_hopper_kv_f16_96 = <F16, Gradient96By64, GivesKeysAndValues>,
+        attention_gradient_hopper_kv_f16_128 = <F16, Gradient128By64, GivesKeysAndValues>,
+        attention_gradient_hopper_k_f16_192 = <F16, Gradient192, GivesKeys>,
+        attention_gradient_hopper_k_f16_256 = <F16, Gradient256, GivesKeys>,
+        attention_gradient_hopper_v_f16_192 = <F16, Gradient192, GivesValues>,
+        attention_gradient_hopper_v_f16_256 = <F16, Gradient256, GivesValues>,
+        attention_gradient_hopper_q_bf16_64 = <Bf16, Gradient64, GivesQueries>,
+        attention_gradient_hopper_q_bf16_96 = <Bf16, Gradient96, GivesQueries>,
+        attention_gradient_hopper_q_bf16_128 = <Bf16, Gradient128, GivesQueries>,
+        attention_gradient_hopper_q_bf16_192 = <Bf16, Gradient192, GivesQueries>,
+        attention_gradient_hopper_q_bf16_256 = <Bf16, Gradient256, GivesQueries>,
+        attention_gradient_hopper_kv_bf16_64 = <Bf16, Gradient64By96, GivesKeysAndValues>,
+        attention_gradient_hopper_kv_bf16_96 = <Bf16, Gradient96By64, GivesKeysAndValues>,
+        attention_gradient_hopper_kv_bf16_128 = <Bf16, Gradient128By64, GivesKeysAndValues>,
+        attention_gradient_hopper_k_bf16_192 = <Bf16, Gradient192, GivesKeys>,
+        attention_gradient_hopper_k_bf16_256 = <Bf16, Gradient256, GivesKeys>,
+        attention_gradient_hopper_v_bf16_192 = <Bf16, Gradient192, GivesValues>,
+        attention_gradient_hopper_v_bf16_256 = <Bf16, Gradient256, GivesValues>,
     ],
 )]
-pub unsafe fn attention_gradient_hopper<T: HopperElement<S>, S: HopperShape, G: Gives, const STAGES: u32>(
+pub unsafe fn attention_gradient_hopper<T: HopperElement<S>, S: HopperShape, G: Gives>(
     own: &TensorMap,
     second: &TensorMap,
     others: &TensorMap,
@@ -113,5 +104,5 @@ pub unsafe fn attention_gradient_hopper<T: HopperElement<S>, S: HopperShape, G: 
 ) {
     let maps = Maps { own, second, others, second_others };
     // SAFETY: the whole block is here; the caller's promise.
-    unsafe { HopperTile::<S, G, STAGES>::run::<T>(maps, &tensors, (&p.sizes, p.sequences)) }
+    unsafe { HopperTile::<S, G>::run::<T>(maps, &tensors, (&p.sizes, p.sequences)) }
 }

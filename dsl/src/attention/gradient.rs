@@ -118,6 +118,16 @@ pub struct GradientTensors {
     pub value_columns: u32,
 }
 
+/// What a launch is told beside its operands.
+#[derive(Clone, Copy, KernelParam)]
+#[repr(C)]
+pub struct GradientParams {
+    /// Sequences, heads, rows and keys.
+    pub sizes: Sizes,
+    /// Where sequences begin, and how long they are.
+    pub sequences: Sequences,
+}
+
 /// A tile of shape `S` of elements `T` that gives `G`.
 pub struct GradientTile<T, S, G>(PhantomData<(T, S, G)>);
 

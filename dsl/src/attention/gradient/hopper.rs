@@ -20,7 +20,7 @@ use crate::float::HalfElement;
 use crate::gemm::OutputElement;
 use crate::launch::{Global, TensorMap};
 use crate::layout::accumulator_coord;
-use crate::pipeline::{self, AsyncProxy, FullStage, GenericProxy, Loaded, Operand, Pipeline};
+use crate::pipeline::{self, AsyncProxy, GenericProxy, Loaded, Operand, Pipeline};
 use crate::ptx::{self, Accumulators, Wgmma, WgmmaHalfRegisters};
 use crate::shared::SharedAddress;
 use crate::tile::registers::{Fragment, ROWS};
@@ -33,6 +33,8 @@ const WARPGROUPS: u32 = 2;
 pub const BLOCK_ROWS: u32 = WARPGROUPS * warpgroup::ROWS;
 /// Threads of a block.
 pub const THREADS: u32 = (1 + WARPGROUPS) * warpgroup::THREADS;
+/// Blocks of others that a ring holds.
+const STAGES: u32 = 2;
 /// Bytes of the numbers of a row.
 const ROW_BYTES: u32 = ROW_NUMBERS * 4;
 /// Where they have the log-sum-exp as that of powers of 2, and Δ behind it.
@@ -100,8 +102,8 @@ pub struct HopperTensors {
     pub reserved: u32,
 }
 
-/// A tile of shape `S` that gives `G`, and whose rings hold so many blocks of others.
-pub struct HopperTile<S, G, const STAGES: u32>(PhantomData<(S, G)>);
+/// A tile of shape `S` that gives `G`.
+pub struct HopperTile<S, G>(PhantomData<(S, G)>);
 
 /// What a block of a launch works on.
 #[derive(Clone, Copy)]
@@ -154,7 +156,7 @@ impl Problem<'_> {
 }
 
 /// A warpgroup that has rows.
-struct Consumer<const STAGES: u32> {
+struct Consumer {
     own: pipeline::Consumer<1, 1, AsyncProxy>,
     others: pipeline::Consumer<STAGES, 1, GenericProxy>,
     second: pipeline::Consumer<STAGES, 1, AsyncProxy>,
@@ -190,7 +192,7 @@ impl OtherTerms {
     }
 }
 
-impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
+impl<S: HopperShape, G: Gives> HopperTile<S, G> {
     /// Others of a block.
     pub const OTHERS: u32 = {
         assert!(S::Weights::STEPS * warpgroup::STEP == S::Scores::COLUMNS, "weights for all others");
@@ -209,12 +211,6 @@ impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
     const OTHER_BYTES: u32 = Boxed::bytes(Self::OTHERS, Self::BOXES);
     /// Bytes of their numbers, where they are queries.
     const NUMBER_BYTES: u32 = if G::OF_KEYS { Self::OTHERS * ROW_BYTES } else { 0 };
-    /// Whether the last sum of a block runs under the products of the next, which takes registers.
-    const OVERLAPS: bool = {
-        let sums = (G::OWN as u32 + G::VALUES as u32) * (S::Sums::COLUMNS / 2 + S::Weights::STEPS * 4);
-        let products = (1 + G::OWN as u32) * S::Scores::COLUMNS / 2;
-        sums + products <= 208
-    };
     const SECOND_OWN_AT: u32 = WARPGROUPS * Self::OWN_BYTES;
     const OTHERS_AT: u32 = Self::OWN * WARPGROUPS * Self::OWN_BYTES;
     const SECOND_AT: u32 = Self::OTHERS_AT + STAGES * Self::OTHER_BYTES;
@@ -304,7 +300,7 @@ impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
     ///
     /// All warps of the warpgroup call it. The rest is as of [`run`](Self::run).
     #[inline(always)]
-    unsafe fn find<T: HopperElement<S>>(consumer: Consumer<STAGES>, of: Problem<'_>) {
+    unsafe fn find<T: HopperElement<S>>(consumer: Consumer, of: Problem<'_>) {
         // SAFETY: the caller's promise.
         unsafe {
             let summed = Self::sum::<T>(consumer, of);
@@ -388,7 +384,7 @@ impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
     ///
     /// All warps of the warpgroup call it; one thread [has](Self::load) the same tile copied.
     #[inline(always)]
-    unsafe fn sum<T: HopperElement<S>>(mut consumer: Consumer<STAGES>, of: Problem<'_>) -> Summed<S::Sums> {
+    unsafe fn sum<T: HopperElement<S>>(mut consumer: Consumer, of: Problem<'_>) -> Summed<S::Sums> {
         let mut summed = Summed { own: Fragment(S::Sums::zero()), values: Fragment(S::Sums::zero()) };
         // SAFETY: stages are full when they are read, and given back when the products that read them have completed; nothing touches a
         // product's registers before. The rest is the caller's promise.
@@ -403,10 +399,6 @@ impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
             let mut heads = if G::OF_KEYS { of.sizes.group.max(1) } else { 1 };
             let mut block = first;
             let own_stage = consumer.own.wait();
-            let mut previous = [FullStage::none(); 2];
-            // What the sum under way reads.
-            let mut read = S::Weights::from_fn(|_, _| 0);
-            let mut is_first = true;
             while heads != 0 {
                 let mut scores = Fragment(S::Scores::arbitrary());
                 let mut gradient = Fragment(S::Scores::arbitrary());
@@ -434,13 +426,6 @@ impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
                     ptx::wgmma_wait_group::<0>();
                 }
                 scores.0.hold();
-                if Self::OVERLAPS {
-                    Self::end(&mut summed, &mut read);
-                    if !is_first {
-                        Self::release(&consumer, previous);
-                    }
-                    is_first = false;
-                }
                 let column = accumulator_coord(warp::lane_id(), 0).column;
                 let of_others = OtherTerms(
                     stage
@@ -455,32 +440,35 @@ impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
                 }
                 scores.map(|score, _, _| ptx::ex2_approx_ftz(score));
                 let mut weights: S::Weights = scores.packed::<T, _>();
-                if !G::OWN {
-                    read = weights;
-                    warpgroup::begin_sum::<T, _, _>(&mut summed.values.0, &mut read, second);
-                } else if G::VALUES {
+                let mut changes = weights;
+                if G::VALUES {
                     warpgroup::begin_sum::<T, _, _>(&mut summed.values.0, &mut weights, second);
-                    ptx::wgmma_wait_group::<1>();
-                } else {
-                    ptx::wgmma_wait_group::<0>();
+                }
+                if G::OWN {
+                    if G::VALUES {
+                        ptx::wgmma_wait_group::<1>();
+                    } else {
+                        ptx::wgmma_wait_group::<0>();
+                        consumer.second.release(second_stage);
+                    }
+                    gradient.0.hold();
+                    Self::differentiate(&mut gradient, &scores, (terms, of_others), is_whole);
+                    changes = gradient.packed::<T, _>();
+                }
+                // Before a sum reads the registers that the numbers have become.
+                let stage = stage.end_loads(&mut changes);
+                if G::OWN {
+                    warpgroup::begin_sum::<T, _, _>(&mut summed.own.0, &mut changes, others);
+                }
+                ptx::wgmma_wait_group::<0>();
+                if G::VALUES {
+                    warpgroup::end_sum(&mut summed.values.0, &mut weights);
                     consumer.second.release(second_stage);
                 }
                 if G::OWN {
-                    gradient.0.hold();
-                    Self::differentiate(&mut gradient, &scores, (terms, of_others), is_whole);
-                    read = gradient.packed::<T, _>();
-                    warpgroup::begin_sum::<T, _, _>(&mut summed.own.0, &mut read, others);
-                    if G::VALUES {
-                        ptx::wgmma_wait_group::<1>();
-                        warpgroup::end_sum(&mut summed.values.0, &mut weights);
-                    }
+                    warpgroup::end_sum(&mut summed.own.0, &mut changes);
                 }
-                previous = [stage.end_loads(&mut read), second_stage];
-                if !Self::OVERLAPS {
-                    ptx::wgmma_wait_group::<0>();
-                    Self::end(&mut summed, &mut read);
-                    Self::release(&consumer, previous);
-                }
+                consumer.others.release(stage);
                 block += 1;
                 if block == end {
                     heads -= 1;
@@ -490,37 +478,8 @@ impl<S: HopperShape, G: Gives, const STAGES: u32> HopperTile<S, G, STAGES> {
                     }
                 }
             }
-            if Self::OVERLAPS {
-                ptx::wgmma_wait_group::<0>();
-                Self::end(&mut summed, &mut read);
-                Self::release(&consumer, previous);
-            }
         }
         summed
-    }
-
-    /// Ends the last sum of a block, which a wait has waited for, and which reads these registers.
-    #[inline(always)]
-    fn end(summed: &mut Summed<S::Sums>, read: &mut S::Weights) {
-        let sum = if G::OWN { &mut summed.own } else { &mut summed.values };
-        warpgroup::end_sum(&mut sum.0, read);
-    }
-
-    /// Gives back the stages of a block whose sums have ended.
-    ///
-    /// # Safety
-    ///
-    /// All lanes of the warp call it. Of the second no product reads any more.
-    #[inline(always)]
-    unsafe fn release(consumer: &Consumer<STAGES>, [stage, second]: [FullStage<AsyncProxy>; 2]) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            // Else it was given back before.
-            if G::VALUES {
-                consumer.second.release(second);
-            }
-            consumer.others.release(stage);
-        }
     }
 
     #[inline(always)]

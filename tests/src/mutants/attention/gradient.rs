@@ -1,7 +1,7 @@
 //! How the kernels of gradients are run: on rows and keys around tiles and blocks of others, with windows, sequences of every kind, and everything that changes scores.
 
 use warpsmith_dsl::attention::gradient::hopper::{self, HopperShape, HopperTensors};
-use warpsmith_dsl::attention::gradient::{BLOCK_ROWS, GradientTensors, RowParams};
+use warpsmith_dsl::attention::gradient::{BLOCK_ROWS, GradientParams, GradientTensors, RowParams};
 use warpsmith_dsl::attention::portable::Strided;
 use warpsmith_dsl::attention::scores::{ScoreOperands, ScoreStrides};
 use warpsmith_dsl::attention::softmax::LOG2_E;
@@ -11,10 +11,9 @@ use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::ptx::Accumulators;
 use warpsmith_dsl::warpgroup::ROWS;
 use warpsmith_emulator::{Config, LaunchError, Machine, Module, Report};
-use warpsmith_kernels::attention_gradient::GradientParams;
 use warpsmith_kernels::attention_gradient_hopper::{
     Gradient64, Gradient64By96, Gradient96, Gradient96By64, Gradient128, Gradient128By64, Gradient192,
-    Gradient256, GradientParams as HopperParams,
+    Gradient256,
 };
 
 use super::super::Problem;
@@ -322,7 +321,7 @@ impl Problem for Case {
             let of_own = |(at, layout): (u64, &Layout)| map(of, at, layout, ROWS, None);
             let of_others =
                 |(at, layout): (u64, &Layout), apart: u32| map(of, at, layout, others, ends.then_some(apart));
-            let p = HopperParams { sizes, sequences };
+            let p = GradientParams { sizes, sequences };
             let args = (
                 of_own(rows_of_tile[0]),
                 of_own(rows_of_tile[1]),

@@ -6,8 +6,8 @@ mod hopper;
 
 use half::{bf16, f16};
 use warpsmith_dsl::attention::gradient::{
-    BLOCK_ROWS, GivesKeys, GivesKeysAndValues, GivesQueries, GivesValues, GradientTensors, ROW_NUMBERS,
-    RowParams,
+    BLOCK_ROWS, GivesKeys, GivesKeysAndValues, GivesQueries, GivesValues, GradientParams, GradientTensors,
+    ROW_NUMBERS, RowParams,
 };
 use warpsmith_dsl::attention::portable::Strided;
 use warpsmith_dsl::attention::scores::{ScoreOperands, ScoreStrides};
@@ -17,7 +17,7 @@ use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, KernelArgs};
 use warpsmith_kernels::attention_gradient::{
     Gradient64, Gradient64By16, Gradient64By32, Gradient96, Gradient128, Gradient128By16, Gradient192,
-    Gradient256, GradientParams, attention_gradient, attention_gradient_rows,
+    Gradient256, attention_gradient, attention_gradient_rows,
 };
 
 use super::{AttentionGradientOp, AttentionGradientOutputs, AttentionInput, OPERATION};

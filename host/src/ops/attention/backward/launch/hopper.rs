@@ -1,12 +1,14 @@
 //! Tiles of gradients by Hopper's kernels.
 
 use warpsmith_dsl::attention::gradient::hopper::{HopperElement, HopperShape, HopperTensors, HopperTile};
-use warpsmith_dsl::attention::gradient::{Gives, GivesKeys, GivesKeysAndValues, GivesQueries, GivesValues};
+use warpsmith_dsl::attention::gradient::{
+    Gives, GivesKeys, GivesKeysAndValues, GivesQueries, GivesValues, GradientParams,
+};
 use warpsmith_dsl::launch::{Declaration, Kernel, TensorMap};
 use warpsmith_dsl::warpgroup::{BOX_COLUMNS, ROWS};
 use warpsmith_kernels::attention_gradient_hopper::{
     Gradient64, Gradient64By96, Gradient96, Gradient96By64, Gradient128, Gradient128By64, Gradient192,
-    Gradient256, GradientParams, attention_gradient_hopper,
+    Gradient256, attention_gradient_hopper,
 };
 
 pub(super) use warpsmith_dsl::attention::gradient::hopper::BLOCK_ROWS;
@@ -32,15 +34,15 @@ struct Tile {
 }
 
 impl Tile {
-    fn of<T, S, G, const STAGES: u32>() -> Self
+    fn of<T, S, G>() -> Self
     where
         T: HopperElement<S>,
         S: HopperShape,
         G: Gives,
-        attention_gradient_hopper<T, S, G, STAGES>: Kernel<Args = Args>,
+        attention_gradient_hopper<T, S, G>: Kernel<Args = Args>,
     {
-        let launcher = Launcher::of::<attention_gradient_hopper<T, S, G, STAGES>>();
-        Self { launcher, others: HopperTile::<S, G, STAGES>::OTHERS }
+        let launcher = Launcher::of::<attention_gradient_hopper<T, S, G>>();
+        Self { launcher, others: HopperTile::<S, G>::OTHERS }
     }
 }
 
@@ -53,35 +55,34 @@ pub(super) struct Instance {
     values: Option<Tile>,
 }
 
-// The numbers are the stages of rings, as the kernels have them.
 macro_rules! instances {
     ($($name:ident $device:ident),*) => {
         $(
             pub(super) fn $name(columns: usize) -> Option<Self> {
                 use warpsmith_dsl::float::$device;
                 Some(match columns {
-                    ..=64 => instances!(@both $device Gradient64 4 Gradient64By96 4),
-                    ..=96 => instances!(@both $device Gradient96 3 Gradient96By64 4),
-                    ..=128 => instances!(@both $device Gradient128 2 Gradient128By64 4),
-                    ..=192 => instances!(@apart $device Gradient192 2 2 3),
-                    ..=256 => instances!(@apart $device Gradient256 3 3 4),
+                    ..=64 => instances!(@both $device Gradient64 Gradient64By96),
+                    ..=96 => instances!(@both $device Gradient96 Gradient96By64),
+                    ..=128 => instances!(@both $device Gradient128 Gradient128By64),
+                    ..=192 => instances!(@apart $device Gradient192),
+                    ..=256 => instances!(@apart $device Gradient256),
                     _ => return None,
                 })
             }
         )*
     };
-    (@both $device:ident $of_queries:ident $queries:literal $of_keys:ident $keys:literal) => {
+    (@both $device:ident $of_queries:ident $of_keys:ident) => {
         Self {
-            queries: Tile::of::<$device, $of_queries, GivesQueries, $queries>(),
-            keys: Tile::of::<$device, $of_keys, GivesKeysAndValues, $keys>(),
+            queries: Tile::of::<$device, $of_queries, GivesQueries>(),
+            keys: Tile::of::<$device, $of_keys, GivesKeysAndValues>(),
             values: None,
         }
     };
-    (@apart $device:ident $shape:ident $queries:literal $keys:literal $values:literal) => {
+    (@apart $device:ident $shape:ident) => {
         Self {
-            queries: Tile::of::<$device, $shape, GivesQueries, $queries>(),
-            keys: Tile::of::<$device, $shape, GivesKeys, $keys>(),
-            values: Some(Tile::of::<$device, $shape, GivesValues, $values>()),
+            queries: Tile::of::<$device, $shape, GivesQueries>(),
+            keys: Tile::of::<$device, $shape, GivesKeys>(),
+            values: Some(Tile::of::<$device, $shape, GivesValues>()),
         }
     };
 }
