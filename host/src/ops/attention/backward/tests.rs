@@ -76,6 +76,32 @@ fn each_gradient_alone_is_that_of_all() {
 }
 
 #[test]
+fn no_numbers_of_one_head_stay_there() {
+    for name in DEVICES {
+        let device: Device = name.parse().expect("a device");
+        let mut of = Operands::new(&device);
+        let run = |of: &Operands| {
+            let (y, lse) = of.operation().run_with_lse().expect("it fits");
+            let gradients = of.operation().backward(&y, &lse, &of.dy).run().expect("it fits");
+            // Of the first sequence: heads 0 and 1 of the queries, which have head 0 of the keys.
+            let first = |tensor: &Tensor<f16>, heads: usize| {
+                let tensor =
+                    tensor.slice(0, 0..1).and_then(|tensor| tensor.slice(2, 0..heads)).expect("it fits");
+                bits(&tensor).into_iter().map(f16::to_bits).collect::<Vec<_>>()
+            };
+            [first(&gradients.dq, 2), first(&gradients.dk, 1), first(&gradients.dv, 1)]
+        };
+        let expected = run(&of);
+        // All others, of which the first rows come behind the last ones of head 1 where rows have their numbers.
+        let is_other = |i: usize| i / (70 * 4 * 16) == 1 || i / 16 % 4 >= 2;
+        let dy = bits(&of.dy).into_iter().enumerate();
+        let dy: Vec<f16> = dy.map(|(i, dy)| if is_other(i) { f16::NAN } else { dy }).collect();
+        of.dy = Tensor::from_slice(&device, &dy, of.dy.shape()).expect("it fits");
+        assert_eq!(run(&of), expected, "{name}");
+    }
+}
+
+#[test]
 fn gradients_may_be_heads_of_one_tensor() {
     for name in DEVICES {
         let device: Device = name.parse().expect("a device");
