@@ -138,6 +138,16 @@ impl FullStage<GenericProxy> {
         FullStage { index: self.index, proxy: PhantomData }
     }
 
+    /// The stage for products alone: there are no loads to end, and nothing to fence.
+    ///
+    /// # Safety
+    ///
+    /// No lane of the warp loads from it.
+    #[inline(always)]
+    pub unsafe fn without_loads(self) -> FullStage<AsyncProxy> {
+        FullStage { index: self.index, proxy: PhantomData }
+    }
+
     /// As [`end_loads`](Self::end_loads), of stages of two rings: a single fence is enough.
     ///
     /// # Safety

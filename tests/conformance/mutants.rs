@@ -18,8 +18,14 @@ const SAMPLE_OF_TWIN: usize = 2;
 const PROXY_FENCE: &str = "fence.proxy.async";
 /// The kernels that call `end_loads`: their names, and how many fences of theirs are of that function. The others of these kernels, and
 /// those of other kernels, stand behind writes.
-const ENDS_OF_LOADS: [(&str, &str, usize); 3] =
-    [("linear_hopper_f32_", "", 1), ("linear_narrow_", "", 1), ("linear_update_hopper_", "_16x64", 1)];
+const ENDS_OF_LOADS: [(&str, &str, usize); 5] = [
+    ("linear_hopper_f32_", "", 1),
+    ("linear_narrow_", "", 1),
+    ("linear_update_hopper_", "_16x64", 1),
+    // Tiles of keys load the numbers of queries; those of queries load nothing from their rings.
+    ("attention_gradient_hopper_k", "", 1),
+    ("attention_gradient_hopper_v", "", 1),
+];
 
 /// Of so many kernels, the mutants of one are run where slow tests are not.
 const QUICK: usize = 16;

@@ -456,7 +456,7 @@ impl<S: HopperShape, G: Gives> HopperTile<S, G> {
                     changes = gradient.packed::<T, _>();
                 }
                 // Before a sum reads the registers that the numbers have become.
-                let stage = stage.end_loads(&mut changes);
+                let stage = if G::OF_KEYS { stage.end_loads(&mut changes) } else { stage.without_loads() };
                 if G::OWN {
                     warpgroup::begin_sum::<T, _, _>(&mut summed.own.0, &mut changes, others);
                 }
