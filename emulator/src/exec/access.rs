@@ -50,6 +50,22 @@ pub(crate) fn ones(mask: u32) -> impl Iterator<Item = usize> {
     })
 }
 
+/// How far each lane's address is behind the one before, where all have one address, or neighbours in order.
+#[inline(always)]
+fn step_of(addresses: &[u64; 32], bytes: u32) -> Option<u32> {
+    let (mut apart, mut stray) = (0, 0);
+    for lane in 0..32 {
+        let distance = addresses[lane].wrapping_sub(addresses[0]);
+        apart |= distance;
+        stray |= distance ^ (lane as u64 * u64::from(bytes));
+    }
+    match (apart, stray) {
+        (0, _) => Some(0),
+        (_, 0) => Some(bytes),
+        _ => None,
+    }
+}
+
 impl Core<'_> {
     /// The addresses of the lanes: register plus offset.
     #[inline(always)]
@@ -196,21 +212,14 @@ impl Core<'_> {
     /// written.
     #[inline(always)]
     pub(crate) fn shared_run(&self, lanes: u32, addresses: &[u64; 32], bytes: u32) -> Option<Run> {
-        let (first, wide) = (addresses[0], u64::from(bytes));
-        let (mut same, mut next) = (true, true);
-        for lane in 0..32 {
-            let apart = addresses[lane].wrapping_sub(first);
-            same &= apart == 0;
-            next &= apart == lane as u64 * wide;
-        }
-        if lanes != u32::MAX || !(same | next) || first % wide != 0 {
+        if lanes != u32::MAX || !addresses[0].is_multiple_of(u64::from(bytes)) {
             return None;
         }
-        let total = if same { bytes } else { 32 * bytes };
-        let first = u32::try_from(first).ok()?;
+        let step = step_of(addresses, bytes)?;
+        let total = if step == 0 { bytes } else { 32 * bytes };
+        let first = u32::try_from(addresses[0]).ok()?;
         let inside = u64::from(first) + u64::from(total) <= self.block.shared.len() as u64
             && self.launch.in_red_zone(first, total.into()).is_none();
-        let step = if same { 0 } else { bytes };
         (inside && self.block.shared.all_written(first as usize, total)).then_some(Run { first, step, total })
     }
 
@@ -223,21 +232,16 @@ impl Core<'_> {
         addresses: &[u64; 32],
         bytes: u32,
     ) -> Option<GlobalRun> {
-        let (first, wide) = (addresses[0], u64::from(bytes));
+        let first = addresses[0];
         let plain = self.warp.mask == u32::MAX && self.warp.early == 0 && self.engine.stores == 0;
-        if !plain || !matches!(space, Space::Global | Space::Generic) || first % wide != 0 {
+        if !plain
+            || !matches!(space, Space::Global | Space::Generic)
+            || !first.is_multiple_of(u64::from(bytes))
+        {
             return None;
         }
-        let (mut same, mut next) = (true, true);
-        for lane in 0..32 {
-            let apart = addresses[lane].wrapping_sub(first);
-            same &= apart == 0;
-            next &= apart == lane as u64 * wide;
-        }
-        if !(same | next) {
-            return None;
-        }
-        let (step, total) = if same { (0, bytes) } else { (bytes, 32 * bytes) };
+        let step = step_of(addresses, bytes)?;
+        let total = if step == 0 { bytes } else { 32 * bytes };
         let table = self.launch.table;
         let mut allocation = self.warp.allocation;
         let offset = |index: usize| {

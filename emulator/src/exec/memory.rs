@@ -93,10 +93,6 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
             Ok(addresses) => addresses,
             Err(flow) => return flow,
         };
-        let mut values = [[Bits::<E>::default(); 32]; N];
-        let mut written = [u32::MAX; N];
-        // Which bytes were written, where not all were.
-        let mut parts: Vec<(usize, usize, u32)> = Vec::new();
         let bytes = E::BYTES * N as u32;
         let mask = core.warp.mask;
         if strength == Strength::Weak
@@ -113,13 +109,20 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
             }
             let units = units_of::<E, N>(storage, &run);
             for n in 0..N {
-                for lane in 0..32 {
-                    values[n][lane] = units[if run.step == 0 { 0 } else { lane }][n].widen(ty.is_signed());
+                let mut values = [units[0][n].widen(ty.is_signed()); 32];
+                if run.step != 0 {
+                    for lane in 1..32 {
+                        values[lane] = units[lane][n].widen(ty.is_signed());
+                    }
                 }
-                E::Register::write(core, inst.slots[n], &values[n], u32::MAX);
+                E::Register::write(core, inst.slots[n], &values, u32::MAX);
             }
             return Flow::Next;
         }
+        let mut values = [[Bits::<E>::default(); 32]; N];
+        let mut written = [u32::MAX; N];
+        // Which bytes were written, where not all were.
+        let mut parts: Vec<(usize, usize, u32)> = Vec::new();
         let result = core.by_space(space, mask, &addresses, |core, space, lanes, addresses| {
             core.check_alignment(lanes, addresses, bytes, "load")?;
             match space {

@@ -28,6 +28,11 @@ pub(crate) fn slot_of(operand: Operand, registers: &[u32; 3]) -> Slot {
     }
 }
 
+/// A value for each lane, whose vectors lie within the cache's lines: what crosses one is slow to read back after it was written.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Lanes<T>([T; 32]);
+
 /// A register file and its initialisation masks.
 #[derive(Clone)]
 pub(crate) struct File<T> {
@@ -44,8 +49,8 @@ impl<T: Clone> File<T> {
 /// The registers of one warp.
 #[derive(Clone)]
 pub(crate) struct Registers {
-    words: File<[u32; 32]>,
-    doubles: File<[u64; 32]>,
+    words: File<Lanes<u32>>,
+    doubles: File<Lanes<u64>>,
     predicates: File<u32>,
     /// Which bits were written, for registers that are not written as a whole in some lane.
     pub(super) partial: HashMap<Slot, Bits>,
@@ -72,8 +77,8 @@ fn in_ranges(slot: Slot, ranges: &[(u32, u32); 3]) -> bool {
 
 /// The constants of a launch, spread over all lanes.
 pub(crate) struct Constants {
-    words: Vec<[u32; 32]>,
-    doubles: Vec<[u64; 32]>,
+    words: Vec<Lanes<u32>>,
+    doubles: Vec<Lanes<u64>>,
     predicates: Vec<u32>,
 }
 
@@ -90,8 +95,8 @@ impl Constants {
             })
             .collect();
         Self {
-            words: values.iter().map(|&v| [v as u32; 32]).collect(),
-            doubles: values.iter().map(|&v| [v; 32]).collect(),
+            words: values.iter().map(|&v| Lanes([v as u32; 32])).collect(),
+            doubles: values.iter().map(|&v| Lanes([v; 32])).collect(),
             predicates: values.iter().map(|&v| if v == 0 { 0 } else { u32::MAX }).collect(),
         }
     }
@@ -101,8 +106,8 @@ impl Registers {
     pub(crate) fn new(counts: &[u32; 3]) -> Self {
         Self {
             predicates: File::new(0, counts[0]),
-            words: File::new([0; 32], counts[1]),
-            doubles: File::new([0; 32], counts[2]),
+            words: File::new(Lanes([0; 32]), counts[1]),
+            doubles: File::new(Lanes([0; 32]), counts[2]),
             partial: HashMap::new(),
             overwritten: Vec::new(),
         }
@@ -123,8 +128,8 @@ impl Registers {
         let bits = self.bits_of(slot);
         let index = (slot & INDEX) as usize;
         let values = match slot & DOUBLE {
-            0 => self.words.values[index].map(u64::from),
-            _ => self.doubles.values[index],
+            0 => self.words.values[index].0.map(u64::from),
+            _ => self.doubles.values[index].0,
         };
         if let Some(partial) = self.partial.get_mut(&slot) {
             let none = if slot & DOUBLE == 0 { !0 << 32 } else { 0 };
@@ -172,8 +177,8 @@ impl Registers {
         Saved {
             partial: partial.map(|(&slot, bits)| (slot, bits[lane])).collect(),
             predicates: part(&self.predicates, ranges[0], lane, |values| values >> lane & 1 == 1),
-            words: part(&self.words, ranges[1], lane, |values| values[lane]),
-            doubles: part(&self.doubles, ranges[2], lane, |values| values[lane]),
+            words: part(&self.words, ranges[1], lane, |values| values.0[lane]),
+            doubles: part(&self.doubles, ranges[2], lane, |values| values.0[lane]),
         }
     }
 
@@ -191,11 +196,11 @@ impl Registers {
             set(&mut self.predicates.written[index], written);
         }
         for (index, &(value, written)) in (ranges[1].0 as usize..).zip(&saved.words) {
-            self.words.values[index][lane] = value;
+            self.words.values[index].0[lane] = value;
             set(&mut self.words.written[index], written);
         }
         for (index, &(value, written)) in (ranges[2].0 as usize..).zip(&saved.doubles) {
-            self.doubles.values[index][lane] = value;
+            self.doubles.values[index].0[lane] = value;
             set(&mut self.doubles.written[index], written);
         }
     }
@@ -220,13 +225,13 @@ impl Registers {
     #[inline(always)]
     pub(crate) fn word<'a>(&'a self, constants: &'a Constants, slot: Slot) -> &'a [u32; 32] {
         let from = if slot & CONSTANT == 0 { &self.words.values } else { &constants.words };
-        &from[(slot & INDEX) as usize]
+        &from[(slot & INDEX) as usize].0
     }
 
     #[inline(always)]
     pub(crate) fn double<'a>(&'a self, constants: &'a Constants, slot: Slot) -> &'a [u64; 32] {
         let from = if slot & CONSTANT == 0 { &self.doubles.values } else { &constants.doubles };
-        &from[(slot & INDEX) as usize]
+        &from[(slot & INDEX) as usize].0
     }
 
     #[inline(always)]
@@ -257,7 +262,7 @@ impl Registers {
         }
         let index = (slot & INDEX) as usize;
         self.words.written[index] = self.words.written[index] & !mask | written & mask;
-        blend(&mut self.words.values[index], values, mask);
+        blend(&mut self.words.values[index].0, values, mask);
     }
 
     #[inline(always)]
@@ -267,7 +272,7 @@ impl Registers {
         }
         let index = (slot & INDEX) as usize;
         self.doubles.written[index] = self.doubles.written[index] & !mask | written & mask;
-        blend(&mut self.doubles.values[index], values, mask);
+        blend(&mut self.doubles.values[index].0, values, mask);
     }
 
     #[inline(always)]
