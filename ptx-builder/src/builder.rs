@@ -1,6 +1,8 @@
 //! The builder: a kernel crate in, checked PTX files out.
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::thread::ScopedJoinHandle;
 
 use crate::arch::Arch;
 use crate::check::{Report, check};
@@ -199,18 +201,28 @@ impl Builder {
             by_entry: self.by_entry,
         };
         let mut artefacts = Vec::new();
-        for family in targets.chunk_by(|one, next| one.family == next.family) {
-            let built = family.iter().map(|target| build.run(target)).collect::<Result<Vec<_>, _>>()?;
-            let contents: Vec<store::Content> = built
-                .iter()
-                .filter_map(|(Artefact { header, .. }, kernels)| {
-                    Some(store::Content { header: header.clone(), kernels: kernels.clone()? })
-                })
-                .collect();
-            // The texts of a family's architectures are compressed together.
-            store::write(&build.folder, &contents)?;
-            artefacts.extend(built.into_iter().map(|(artefact, _)| artefact));
-        }
+        std::thread::scope(|scope| {
+            // Families that are compiled, while ptxas has not judged them: rustc goes on with the next on another core.
+            let mut begun = VecDeque::new();
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            let compiled = targets.chunk_by(|one, next| one.family == next.family).try_for_each(|family| {
+                let texts =
+                    family.iter().map(|target| build.compile(target)).collect::<Result<Vec<_>, _>>()?;
+                let build = &build;
+                begun.push_back(scope.spawn(move || build.judge_and_write(texts)));
+                if begun.len() >= cores
+                    && let Some(oldest) = begun.pop_front()
+                {
+                    artefacts.extend(result_of(oldest)?);
+                }
+                Ok(())
+            });
+            // Those before one that fails are written all the same.
+            for family in begun {
+                artefacts.extend(result_of(family)?);
+            }
+            compiled
+        })?;
         Ok(artefacts)
     }
 
@@ -297,6 +309,11 @@ impl Target {
         }
     }
 
+    /// The error that its text is not what it should be.
+    fn not_ptx(&self, reason: String) -> Error {
+        Error::Ptx { family: self.family.clone(), arch: self.arch.to_string(), reason }
+    }
+
     fn recipe(&self, features: &str) -> String {
         format!("--features {features} {}", recipe(self.arch, self.arch.ptx_version()))
     }
@@ -326,10 +343,22 @@ struct Build<'a> {
     by_entry: bool,
 }
 
+/// A target that rustc is done with.
+struct Text<'a> {
+    target: &'a Target,
+    header: Header,
+    body: String,
+    warnings: String,
+}
+
+/// What a thread returned, or its panic.
+fn result_of<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
 impl Build<'_> {
-    /// Compiles and checks a target. Writes its file, or returns the kernels that are to go to a store.
-    fn run(&self, target: &Target) -> Result<(Artefact, Option<Vec<Kernel>>), Error> {
-        let Self { sources, toolchain, ptxas, intermediate, folder, by_entry } = self;
+    fn compile<'t>(&self, target: &'t Target) -> Result<Text<'t>, Error> {
+        let Self { sources, toolchain, intermediate, .. } = self;
         let features = target.features(sources);
         let recipe = target.recipe(&features);
         let hash = sources.hash(&recipe)?;
@@ -354,10 +383,30 @@ impl Build<'_> {
             sources: hash,
             recipe,
         };
-        let not_ptx =
-            |reason| Error::Ptx { family: target.family.clone(), arch: target.arch.to_string(), reason };
-        check_families(&compiled.ptx, &target.family).map_err(not_ptx)?;
-        let body = module::finish(&compiled.ptx, &sources.folders()).map_err(not_ptx)?;
+        check_families(&compiled.ptx, &target.family).map_err(|reason| target.not_ptx(reason))?;
+        let body =
+            module::finish(&compiled.ptx, &sources.folders()).map_err(|reason| target.not_ptx(reason))?;
+        Ok(Text { target, header, body, warnings: compiled.warnings })
+    }
+
+    /// Checks the targets of a family, and writes them.
+    fn judge_and_write(&self, texts: Vec<Text<'_>>) -> Result<Vec<Artefact>, Error> {
+        let built = texts.into_iter().map(|text| self.judge(text)).collect::<Result<Vec<_>, _>>()?;
+        let contents: Vec<store::Content> = built
+            .iter()
+            .filter_map(|(Artefact { header, .. }, kernels)| {
+                Some(store::Content { header: header.clone(), kernels: kernels.clone()? })
+            })
+            .collect();
+        // The texts of a family's architectures are compressed together.
+        store::write(&self.folder, &contents)?;
+        Ok(built.into_iter().map(|(artefact, _)| artefact).collect())
+    }
+
+    /// Checks a target. Writes its file, or returns the kernels that are to go to a store.
+    fn judge(&self, text: Text<'_>) -> Result<(Artefact, Option<Vec<Kernel>>), Error> {
+        let Self { ptxas, intermediate, folder, by_entry, .. } = self;
+        let Text { target, header, body, warnings } = text;
         let text = format!("{header}\n{body}");
         let report = check(&text);
         let mut violations = report.violations.clone();
@@ -380,14 +429,13 @@ impl Build<'_> {
             });
         }
         let (path, kernels) = if *by_entry {
-            let kernels = Module::parse(&body).map_err(not_ptx)?.kernels();
-            (folder.join(target.folder_name()), Some(kernels))
+            let module = Module::parse(&body).map_err(|reason| target.not_ptx(reason))?;
+            (folder.join(target.folder_name()), Some(module.kernels()))
         } else {
             let path = folder.join(target.file_name());
             std::fs::write(&path, &text).map_err(Error::io("write", &path))?;
             (path, None)
         };
-        let warnings = compiled.warnings;
         let artefact = Artefact {
             family: target.family.clone(),
             arch: target.arch,
