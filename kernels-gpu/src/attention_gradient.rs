@@ -13,12 +13,16 @@ use warpsmith_dsl::kernel;
 
 macro_rules! shape {
     ($(#[$doc:meta])* $name:ident, $columns:literal, $others:literal, $blocks:literal) => {
+        shape!($(#[$doc])* $name, $columns by $columns, $others, $blocks);
+    };
+    ($(#[$doc:meta])* $name:ident, $columns:literal by $slice:literal, $others:literal, $blocks:literal) => {
         $(#[$doc])*
         pub struct $name;
 
         impl GradientShape for $name {
             type Scores = [f32; $others / 2];
-            type Sums = [f32; $columns / 2];
+            type Sums = [f32; $slice / 2];
+            const COLUMNS: u32 = $columns;
             const MIN_BLOCKS: u32 = $blocks;
         }
     };
@@ -55,8 +59,16 @@ shape!(
     /// Heads of up to 256 columns, and blocks of 16 others.
     Gradient256, 256, 16, 2
 );
+shape!(
+    /// Heads of up to 128 columns in slices of 64, and blocks of 16 others.
+    Gradient128Sliced, 128 by 64, 16, 2
+);
+shape!(
+    /// Heads of up to 256 columns in slices of 64, and blocks of 16 others.
+    Gradient256Sliced, 256 by 64, 16, 1
+);
 
-/// Gradients of a tile's rows, queries or keys, on a one-dimensional grid of a block for each tile.
+/// Gradients of a tile's rows, queries or keys, on a one-dimensional grid of a block for each tile and each slice of columns.
 ///
 /// # Safety
 ///
@@ -94,6 +106,12 @@ shape!(
         attention_gradient_q_f32_64 = <f32, Gradient64By16, GivesQueries>,
         attention_gradient_k_f32_64 = <f32, Gradient64By16, GivesKeys>,
         attention_gradient_v_f32_64 = <f32, Gradient64By16, GivesValues>,
+        attention_gradient_q_f32_128 = <f32, Gradient128Sliced, GivesQueries>,
+        attention_gradient_k_f32_128 = <f32, Gradient128Sliced, GivesKeys>,
+        attention_gradient_v_f32_128 = <f32, Gradient128Sliced, GivesValues>,
+        attention_gradient_q_f32_256 = <f32, Gradient256Sliced, GivesQueries>,
+        attention_gradient_k_f32_256 = <f32, Gradient256Sliced, GivesKeys>,
+        attention_gradient_v_f32_256 = <f32, Gradient256Sliced, GivesValues>,
     ],
 )]
 pub unsafe fn attention_gradient<T, S, G>(

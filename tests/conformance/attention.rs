@@ -213,8 +213,10 @@ fn attention_draws_with_one_key_of_all_the_weight_are_exact(device: &Device) -> 
 
 /// The case with what has gradients; none if a kernel of the device lacks its sizes.
 fn differentiable(device: &Device, case: AttentionCase) -> Option<AttentionCase> {
-    let is_wide = case.width.max(case.value_width) > 64;
-    let has_kernel = device.kind() == DeviceKind::Cpu || case.dtype != DType::F32 || !is_wide;
+    let is_wide = case.dtype == DType::F32 && case.width.max(case.value_width) > 128;
+    // Hopper's blocks have the shared memory for them.
+    let has_kernel =
+        !is_wide || device.kind() == DeviceKind::Cpu || device.properties().compute_capability == (9, 0);
     has_kernel.then_some(AttentionCase { page_size: None, keys_dtype: None, key_scales: [None; 2], ..case })
 }
 

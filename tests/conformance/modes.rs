@@ -268,8 +268,10 @@ fn attention_gradients() -> Result<(), Failed> {
     for compute_capability in [(8, 0), (9, 0)] {
         let devices = devices_of(compute_capability, None);
         for width in [40, 96, 128, 192, 256] {
+            // Wide ones of f32 have kernels where blocks have Hopper's shared memory.
+            let takes_wide = width <= 128 || compute_capability == (9, 0);
             for dtype in
-                crate::attention::TYPES.into_iter().filter(|dtype| width <= 64 || *dtype != DType::F32)
+                crate::attention::TYPES.into_iter().filter(|&dtype| takes_wide || dtype != DType::F32)
             {
                 let window = Window::new(None, Some(0), Alignment::BottomRight);
                 // More than a tile of rows and of keys.

@@ -10,6 +10,8 @@
 //! all heads that share them, and adds up dK and dV; it computes Sᵀ and dPᵀ, which are then operands of the last products where they are, in registers. So each sum is one
 //! warp's, in an order that depends on the sizes only.
 //!
+//! Where registers do not hold the sums of all columns, blocks have slices of them: each computes all scores, and adds up its slice.
+//!
 //! What tiles of keys are told has the places of rows and keys exchanged: their rows are keys, and what a row attends to are the queries that attend to the key. That
 //! holds for sizes, sequences, windows and the operands of scores.
 
@@ -49,8 +51,10 @@ const ROW_BYTES: u32 = ROW_NUMBERS * 4;
 pub trait GradientShape: 'static {
     /// A warp's scores: 16 rows, and a block of others.
     type Scores: Accumulators;
-    /// A warp's sums: 16 rows, and the columns of Q and K, or of V.
+    /// A warp's sums: 16 rows, and a slice of the columns of Q and K, or of V.
     type Sums: Accumulators;
+    /// Columns of Q and K, and of V, at most: whole slices.
+    const COLUMNS: u32;
     /// Blocks that a multiprocessor holds at a time.
     const MIN_BLOCKS: u32;
 }
@@ -159,6 +163,8 @@ struct Problem<'a> {
     work: &'a Work,
     /// Of tiles of queries the head of K.
     key_head: u32,
+    /// Which of the slices of columns the block adds up.
+    slice: u32,
 }
 
 impl Problem<'_> {
@@ -198,11 +204,25 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
     };
     /// Others of a block.
     const OTHERS: u32 = S::Scores::COLUMNS;
-    const STEPS: u32 = {
-        assert!(S::Sums::COLUMNS.is_multiple_of(T::STEP) && Self::OTHERS.is_multiple_of(16), "whole steps");
-        S::Sums::COLUMNS / T::STEP
+    const SLICE_COLUMNS: u32 = S::Sums::COLUMNS;
+    /// Slices of columns. Each has blocks of its own, and those of a tile are next to each other.
+    pub const SLICES: u32 = {
+        assert!(S::COLUMNS.is_multiple_of(Self::SLICE_COLUMNS), "whole slices");
+        S::COLUMNS / Self::SLICE_COLUMNS
     };
-    const BOXES: u32 = (S::Sums::COLUMNS * T::BYTES).div_ceil(BOX_ROW_BYTES);
+    /// Steps of a slice.
+    const STEPS: u32 = {
+        assert!(
+            Self::SLICE_COLUMNS.is_multiple_of(T::STEP) && Self::OTHERS.is_multiple_of(16),
+            "whole steps"
+        );
+        Self::SLICE_COLUMNS / T::STEP
+    };
+    const BOXES: u32 = (S::COLUMNS * T::BYTES).div_ceil(BOX_ROW_BYTES);
+    const SLICE_BOXES: u32 = {
+        assert!(Self::BOXES.is_multiple_of(Self::SLICES), "whole boxes");
+        Self::BOXES / Self::SLICES
+    };
     /// Of one of the two matrices of the tile's rows.
     const OWN_BYTES: u32 = Self::BOXES * Self::ROWS * BOX_ROW_BYTES;
     /// Of one of the two matrices of a block of others.
@@ -233,7 +253,7 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
     ///
     /// # Safety
     ///
-    /// All threads of the block call it, on a one-dimensional grid of a block for each tile. The pointers are valid for what the arguments describe, and what is written
+    /// All threads of the block call it, on a one-dimensional grid of [`SLICES`](Self::SLICES) blocks for each tile. The pointers are valid for what the arguments describe, and what is written
     /// overlaps nothing else.
     #[inline(always)]
     pub unsafe fn run(
@@ -242,23 +262,32 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
         (sizes, sequences): (&Sizes, Sequences),
     ) {
         let tiles = Tiles::new(*sizes, sequences, Self::ROWS);
-        let block = thread::block_idx_x();
+        let (block, slice) = (thread::block_idx_x() / Self::SLICES, thread::block_idx_x() % Self::SLICES);
+        let first_column = slice * Self::SLICE_COLUMNS;
+        let own_columns = if G::OWN { tensors.columns } else { 0 };
+        let value_columns = if G::VALUES { tensors.value_columns } else { 0 };
+        // Heads of few columns have no more slices.
+        if Self::SLICES > 1 && first_column >= own_columns.max(value_columns) {
+            return;
+        }
         // The longest come first: of a causal attention the last queries, and the first keys.
         let index = if G::OF_KEYS { sizes.tiles * sizes.rows_of_heads - 1 - block } else { block };
         // SAFETY: the caller's promise; each row belongs to one block.
         unsafe {
             let Some(work) = tiles.work(index) else { return };
             let key_head = if G::OF_KEYS { 0 } else { sizes.key_head(&work) };
-            let summed = Self::sum(&Problem { tensors, operands, sizes, work: &work, key_head });
+            let summed = Self::sum(&Problem { tensors, operands, sizes, work: &work, key_head, slice });
             // Again, so that the registers are free meanwhile.
             let Some(work) = tiles.work(ptx::opaque(index)) else { return };
-            let [columns, value_columns] = [tensors.columns, tensors.value_columns];
+            let first_column = ptx::opaque(slice) * Self::SLICE_COLUMNS;
             let row = work.row + Self::warp_row();
             if G::OWN {
+                let columns = [first_column, tensors.columns];
                 store::<T, _>(&summed.own, tensors.own, columns, operands.scale, &work, row);
             }
             if G::VALUES {
-                store::<T, _>(&summed.values, tensors.dv, value_columns, 1.0, &work, row);
+                let columns = [first_column, tensors.value_columns];
+                store::<T, _>(&summed.values, tensors.dv, columns, 1.0, &work, row);
             }
         }
     }
@@ -318,22 +347,23 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
                 if Self::has_any(of, at) {
                     let stage = Self::stage(at.stage());
                     let mut scores = Fragment(S::Scores::zero());
-                    Self::multiply_others(&mut scores, SharedAddress::dynamic(), stage);
+                    Self::multiply_others(&mut scores, (SharedAddress::dynamic(), stage), tensors.columns);
                     let mut gradient = Fragment(S::Scores::zero());
                     if G::OWN {
                         let own = SharedAddress::dynamic().offset(Self::OWN_BYTES);
-                        Self::multiply_others(&mut gradient, own, stage.offset(Self::OTHER_BYTES));
+                        let values = (own, stage.offset(Self::OTHER_BYTES));
+                        Self::multiply_others(&mut gradient, values, tensors.value_columns);
                     }
                     let row = Self::own_row(work);
                     let terms = if keeps_terms || G::OF_KEYS { terms } else { Self::terms_of(of, row) };
                     let all = [&mut scores, &mut gradient];
                     Self::differentiate(all, of, at, row, (terms, stage));
                     if G::VALUES {
-                        let others = stage.offset(Self::OTHER_BYTES);
+                        let others = Self::slice_of(stage.offset(Self::OTHER_BYTES), of.slice);
                         Self::add_others(&mut summed.values, &scores, others);
                     }
                     if G::OWN {
-                        Self::add_others(&mut summed.own, &gradient, stage);
+                        Self::add_others(&mut summed.own, &gradient, Self::slice_of(stage, of.slice));
                     }
                 }
                 // Opaque: what comes next is worth no registers meanwhile, and copies of the loop are worth nothing.
@@ -456,17 +486,37 @@ impl<T: PortableElement, S: GradientShape, G: Gives> GradientTile<T, S, G> {
         ptx::opaque(warp::lane_id()) % warp::SIZE
     }
 
-    /// Adds the products of the warp's rows of the matrix at `own` and others of the one at `others`.
+    /// A slice's columns of a matrix of others.
+    #[inline(always)]
+    fn slice_of(others: SharedAddress, slice: u32) -> SharedAddress {
+        if Self::SLICES == 1 {
+            return others;
+        }
+        others.offset(slice * Self::SLICE_BOXES * Self::OTHERS * BOX_ROW_BYTES)
+    }
+
+    /// Adds the products of the warp's rows of the matrix at `own` and others of the one at `others`, both of so many columns.
     ///
     /// # Safety
     ///
     /// All lanes of the warp call it; both have come.
     #[inline(always)]
-    unsafe fn multiply_others(products: &mut Fragment<S::Scores>, own: SharedAddress, others: SharedAddress) {
+    unsafe fn multiply_others(
+        products: &mut Fragment<S::Scores>,
+        (own, others): (SharedAddress, SharedAddress),
+        columns: u32,
+    ) {
         // A warp's rows, and each pair's others, are whole units of the swizzle.
         let own = own.offset(Self::warp_row() * BOX_ROW_BYTES);
-        // SAFETY: the caller's promise.
-        unsafe { multiply_rows::<T, _>(products, (own, Self::ROWS), (others, Self::OTHERS), Self::STEPS) }
+        let slices = if Self::SLICES == 1 { 1 } else { columns.div_ceil(Self::SLICE_COLUMNS) };
+        let mut slice = 0;
+        while slice < slices {
+            let own = own.offset(slice * Self::SLICE_BOXES * Self::ROWS * BOX_ROW_BYTES);
+            let others = (Self::slice_of(others, slice), Self::OTHERS);
+            // SAFETY: the caller's promise.
+            unsafe { multiply_rows::<T, _>(products, (own, Self::ROWS), others, Self::STEPS) };
+            slice += 1;
+        }
     }
 
     /// Adds others of the matrix at `others`, with these weights.

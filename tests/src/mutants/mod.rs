@@ -340,6 +340,10 @@ impl Subject {
         let module = Module::parse(&self.module, text)
             .map_err(|error| Failure(format!("a mutant of `{}` is no PTX: {error}", self.entry.name)))?;
         let mut most = 0;
+        // What a block may have on the GPUs of that generation; later ones run what takes more.
+        let of_ampere = 163 << 10;
+        let takes_more = self.capability.0 >= 9 || self.entry.shared_bytes() > of_ampere;
+        let shared_per_block = if takes_more { 227 << 10 } else { of_ampere };
         for &(completion, seed) in modes {
             for problem in &self.problems {
                 let config = Config {
@@ -348,8 +352,7 @@ impl Subject {
                     seed,
                     limits: Limits {
                         instructions_per_block: self.budget,
-                        // What a block may have on the GPUs of that generation.
-                        shared_per_block: if self.capability.0 >= 9 { 227 << 10 } else { 163 << 10 },
+                        shared_per_block,
                         ..Limits::default()
                     },
                     ..Config::default()

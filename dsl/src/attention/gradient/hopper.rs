@@ -308,10 +308,10 @@ impl<S: HopperShape, G: Gives> HopperTile<S, G> {
             let row = work.row + (warp::warp_id() - 4) * WARP_ROWS;
             let HopperTensors { own, dv, columns, value_columns, scale, .. } = *of.tensors;
             if G::OWN {
-                store::<T, _>(&summed.own, own, columns, scale, &work, row);
+                store::<T, _>(&summed.own, own, [0, columns], scale, &work, row);
             }
             if G::VALUES {
-                store::<T, _>(&summed.values, dv, value_columns, 1.0, &work, row);
+                store::<T, _>(&summed.values, dv, [0, value_columns], 1.0, &work, row);
             }
         }
     }

@@ -11,6 +11,8 @@ use crate::warp;
 
 /// Stores a warp's rows of a gradient from row `first` of the sequence on, times `scale`: zeros of those that do not count. Nothing if `to` is null.
 ///
+/// The sums are those of columns from the first of `columns` on; the second is the number of all columns.
+///
 /// # Safety
 ///
 /// All lanes of the warp call it. What is written is valid for writes, and no other warp has these rows.
@@ -18,7 +20,7 @@ use crate::warp;
 pub(super) unsafe fn store<T: Element, C: Accumulators>(
     sums: &Fragment<C>,
     to: Strided,
-    columns: u32,
+    [first_column, columns]: [u32; 2],
     scale: f32,
     work: &Work,
     first: u32,
@@ -35,7 +37,7 @@ pub(super) unsafe fn store<T: Element, C: Accumulators>(
             + work.head as u64 * to.head;
         let to: GlobalMut<T> = to.first::<T>().offset(first);
         for fragment in 0..C::COLUMNS / 8 {
-            let column = fragment * 8 + at.column;
+            let column = first_column + fragment * 8 + at.column;
             let all = sums.0.fragment(fragment as usize);
             // Not a product with zero: rows that do not count may be no numbers.
             let value = |index: usize| {

@@ -31,6 +31,9 @@ enum Gives {
     Values,
 }
 
+/// Columns of f32 that a block adds up.
+const SLICE_OF_F32: u32 = 64;
+
 /// The problems of such a kernel, by the parts of its name behind those of the family.
 pub(super) fn problems(
     parts: &[&str],
@@ -68,7 +71,9 @@ pub(super) fn problems(
     // Hopper's kernels have no operands that change scores.
     sizes.retain(|size| !is_hopper || !changes_scores(size));
     let hopper = is_hopper.then_some(others);
-    let cases = sizes.into_iter().map(|size| Case::new(gives, of, size, hopper));
+    let is_sliced = of == Number::F32 && gives != Gives::Rows;
+    let slices = if is_sliced { most / SLICE_OF_F32 } else { 1 };
+    let cases = sizes.into_iter().map(|size| Case::new(gives, of, size, (hopper, slices)));
     Some(cases.map(|case| Box::new(case) as Box<dyn Problem>).collect())
 }
 
@@ -177,15 +182,17 @@ struct Case {
     gradients: Gradients,
     /// Of Hopper's kernels the others of a block.
     hopper: Option<u32>,
+    /// Blocks of a tile.
+    slices: u32,
 }
 
 impl Case {
-    fn new(gives: Gives, of: Number, size: Size, hopper: Option<u32>) -> Self {
+    fn new(gives: Gives, of: Number, size: Size, (hopper, slices): (Option<u32>, u32)) -> Self {
         let sequences = if size.offsets.is_some() { 1 } else { size.batch };
         let o = Layout::new([sequences, size.rows, size.heads], size.columns[1], 1, 1);
         let operands = size.operands(of, of, o);
         let gradients = size.gradients(of);
-        Self { name: format!("{size:?}"), gives, of, size, operands, gradients, hopper }
+        Self { name: format!("{size:?}"), gives, of, size, operands, gradients, hopper, slices }
     }
 
     /// Sizes with tiles of so many rows, of so many heads of each sequence.
@@ -293,7 +300,7 @@ impl Problem for Case {
         let [q_at, k_at, v_at] = [memory.place(&q.bytes)?, memory.place(&k.bytes)?, memory.place(&v.bytes)?];
         let (own, dv) = (strided(own_at, own_layout), strided(dv_at, &gradients.dv_layout));
         let sizes = self.sizes(of_keys);
-        let blocks = sizes.tiles * sizes.rows_of_heads;
+        let blocks = sizes.tiles * sizes.rows_of_heads * self.slices;
         let [columns, value_columns] = size.columns;
         let report = if let Some(others) = self.hopper {
             // Copies go on behind the last row.

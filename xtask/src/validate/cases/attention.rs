@@ -57,8 +57,8 @@ const LARGE_SIZES: [Size; 4] = [
 ];
 /// What options are validated with, each alone.
 const OF_OPTIONS: Size = ([2, 70, 90], [2, 3], [40, 24]);
-/// The most columns of f32 that kernels of gradients take.
-const MOST_OF_F32: usize = 64;
+/// Above so many columns, gradients of f32 take so many bytes of shared memory.
+const WIDE_GRADIENTS: (usize, u32) = (128, 197_120);
 /// The most scores of a sequence whose gradients are validated.
 const MOST_SCORES: usize = 1 << 23;
 /// Keys to the left and right.
@@ -128,11 +128,12 @@ pub(in super::super) fn attentions(level: Level, device: &Device, seed: u64) -> 
 /// The cases of attention's gradients on a device: those of attention that have some, but for the longest.
 pub(in super::super) fn attention_gradients(level: Level, device: &Device, seed: u64) -> Vec<AttentionCase> {
     let mut cases = attentions(level, device, seed);
-    let is_cpu = device.kind() == DeviceKind::Cpu;
+    let (columns, shared) = WIDE_GRADIENTS;
+    let takes_wide = device.kind() == DeviceKind::Cpu || device.properties().max_shared_per_block >= shared;
     cases.retain(|case| {
         let [_, rows, keys] = case.sequences.axes();
-        let is_wide = case.width.max(case.value_width) > MOST_OF_F32;
-        let has_kernel = is_cpu || case.dtype != DType::F32 || !is_wide;
+        let is_wide = case.width.max(case.value_width) > columns;
+        let has_kernel = takes_wide || case.dtype != DType::F32 || !is_wide;
         let scores = rows.saturating_mul(keys).saturating_mul(case.heads());
         has_kernel && case.page_size.is_none() && case.keys_dtype.is_none() && scores <= MOST_SCORES
     });
@@ -450,7 +451,7 @@ mod tests {
     use warpsmith_lab::cases::{AttentionCase, Data, Sequences};
 
     use super::super::Level;
-    use super::{FP8, TYPES, WIDE, attentions};
+    use super::{FP8, TYPES, WIDE, attention_gradients, attentions};
 
     #[test]
     fn each_level_holds_more_cases_and_every_option_is_among_the_first() {
@@ -487,5 +488,9 @@ mod tests {
         // More columns of f32 take more shared memory than such a GPU has.
         let is_wide = |case: &AttentionCase| case.dtype == DType::F32 && case.width > WIDE.0;
         assert!(!cases("emulator:8.9").iter().any(is_wide) && cases("emulator:8.0").iter().any(is_wide));
+        let gradients = |device: &str| attention_gradients(Level::Quick, &device.parse().unwrap(), 1);
+        assert!(
+            !gradients("emulator:8.0").iter().any(is_wide) && gradients("emulator:9.0").iter().any(is_wide)
+        );
     }
 }

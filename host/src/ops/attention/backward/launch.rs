@@ -7,7 +7,7 @@ mod hopper;
 use half::{bf16, f16};
 use warpsmith_dsl::attention::gradient::{
     BLOCK_ROWS, GivesKeys, GivesKeysAndValues, GivesQueries, GivesValues, GradientParams, GradientTensors,
-    ROW_NUMBERS, RowParams,
+    GradientTile, ROW_NUMBERS, RowParams,
 };
 use warpsmith_dsl::attention::portable::Strided;
 use warpsmith_dsl::attention::scores::{ScoreOperands, ScoreStrides};
@@ -16,8 +16,8 @@ use warpsmith_dsl::attention::work::{Sequences, Sizes};
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, KernelArgs};
 use warpsmith_kernels::attention_gradient::{
-    Gradient64, Gradient64By16, Gradient64By32, Gradient96, Gradient128, Gradient128By16, Gradient192,
-    Gradient256, attention_gradient, attention_gradient_rows,
+    Gradient64, Gradient64By16, Gradient64By32, Gradient96, Gradient128, Gradient128By16, Gradient128Sliced,
+    Gradient192, Gradient256, Gradient256Sliced, attention_gradient, attention_gradient_rows,
 };
 
 use super::{AttentionGradientOp, AttentionGradientOutputs, AttentionInput, OPERATION};
@@ -72,6 +72,8 @@ pub struct Instance {
     rows: Launcher<(RowParams,)>,
     queries: Launcher<Args>,
     keys: KeyKernels,
+    /// Blocks of a tile, each for a slice of the columns.
+    slices: u32,
 }
 
 /// What gives dK and dV.
@@ -107,6 +109,7 @@ macro_rules! kernels {
                             keys: KeyKernels::Both(
                                 Launcher::of::<attention_gradient<$device, $of_both, GivesKeysAndValues>>(),
                             ),
+                            slices: 1,
                         },)*
                         $(..=$apart => Instance {
                             rows,
@@ -115,6 +118,7 @@ macro_rules! kernels {
                                 keys: Launcher::of::<attention_gradient<$device, $of_apart, GivesKeys>>(),
                                 values: Launcher::of::<attention_gradient<$device, $of_apart, GivesValues>>(),
                             },
+                            slices: GradientTile::<$device, $of_apart, GivesQueries>::SLICES,
                         },)*
                         _ => return None,
                     })
@@ -142,7 +146,7 @@ macro_rules! kernels {
 kernels!(
     f16 F16 [64 Gradient64 Gradient64By32, 96 Gradient96 Gradient96, 128 Gradient128 Gradient128By16] [192 Gradient192, 256 Gradient256];
     bf16 Bf16 [64 Gradient64 Gradient64By32, 96 Gradient96 Gradient96, 128 Gradient128 Gradient128By16] [192 Gradient192, 256 Gradient256];
-    f32 f32 [] [64 Gradient64By16];
+    f32 f32 [] [64 Gradient64By16, 128 Gradient128Sliced, 256 Gradient256Sliced];
 );
 
 /// What tiles read and write.
@@ -241,13 +245,16 @@ impl Instance {
         [self.queries, first].into_iter().chain(second)
     }
 
+    /// The most shared memory that a block of its kernels has.
+    fn shared_bytes(&self) -> u32 {
+        self.tiles().map(|kernel| kernel.declaration.shared_bytes).max().unwrap_or(0)
+    }
+
     fn runs_on(&self, device: &Device) -> bool {
         let properties = device.properties();
         properties.compute_capability >= (8, 0)
-            && self.tiles().all(|kernel| {
-                is_built(kernel.declaration.family)
-                    && kernel.declaration.shared_bytes <= properties.max_shared_per_block
-            })
+            && self.tiles().all(|kernel| is_built(kernel.declaration.family))
+            && self.shared_bytes() <= properties.max_shared_per_block
     }
 }
 
@@ -289,9 +296,9 @@ impl Plan {
         let device = checked.stream.device();
         let portable = T::gradient_instance(columns).filter(|instance| instance.runs_on(device))?;
         let hopper = T::hopper_gradient_instance(columns).filter(|_| hopper::serves(checked));
-        let (tiles, of_tile) = match hopper {
-            Some(hopper) => (TileKernels::Hopper(hopper), hopper::BLOCK_ROWS),
-            None => (TileKernels::Portable(portable), BLOCK_ROWS),
+        let (tiles, of_tile, slices) = match hopper {
+            Some(hopper) => (TileKernels::Hopper(hopper), hopper::BLOCK_ROWS, 1),
+            None => (TileKernels::Portable(portable), BLOCK_ROWS, portable.slices),
         };
         let sizes = problem.sizes();
         let exchanged = Sizes {
@@ -308,12 +315,12 @@ impl Plan {
         let group = heads.checked_div(key_heads).unwrap_or(0);
         let of_keys = (problem.keys * row_bytes, group);
         let of_queries = (problem.rows * row_bytes * group, 1);
-        let (of_rows, row_blocks) = tiled(problem, sizes, (heads, problem.rows), BLOCK_ROWS, of_keys)?;
+        let (of_rows, row_blocks) = tiled(problem, sizes, (heads, problem.rows), (BLOCK_ROWS, 1), of_keys)?;
         Some(Self {
             rows: (portable.rows, of_rows, row_blocks),
             tiles,
-            queries: tiled(problem, sizes, (heads, problem.rows), of_tile, of_keys)?,
-            keys: tiled(problem, exchanged, (key_heads, problem.keys), of_tile, of_queries)?,
+            queries: tiled(problem, sizes, (heads, problem.rows), (of_tile, slices), of_keys)?,
+            keys: tiled(problem, exchanged, (key_heads, problem.keys), (of_tile, slices), of_queries)?,
         })
     }
 
@@ -343,25 +350,26 @@ pub(super) fn expect_kernels<T: AttentionInput>(checked: &Checked<'_, '_, T, T>)
     Plan::new(checked).map(drop)
 }
 
-/// Sizes with tiles of so many rows of each of so many heads, and blocks for them, if a grid has as many.
+/// Sizes with tiles of so many rows of each of so many heads, and blocks for them, so many for each, if a grid has as many.
 ///
 /// The heads whose tiles alternate are those that share bytes which the level-2 cache holds: of so many bytes, which so many heads share.
 fn tiled(
     problem: &Problem,
     sizes: Sizes,
     (heads, rows): (usize, usize),
-    of_tile: u32,
+    (of_tile, slices): (u32, u32),
     (bytes, sharing): (usize, usize),
 ) -> Option<(Sizes, u32)> {
     let of_tile = of_tile as usize;
     // Each packed sequence may begin a tile of its own.
     let tiles = if problem.is_packed { rows / of_tile + problem.batch } else { rows.div_ceil(of_tile) };
     let heads = if problem.is_packed { heads } else { problem.batch.checked_mul(heads)? };
-    let blocks = (tiles as u64).checked_mul(heads as u64).filter(|&blocks| blocks < 1 << 31)?;
+    let blocks = (tiles as u64).checked_mul(heads as u64)?.checked_mul(slices.into())?;
+    let blocks = u32::try_from(blocks).ok().filter(|&blocks| blocks < 1 << 31)?;
     let section = (RESIDENT_BYTES / bytes.max(1) as u64).max(1).saturating_mul(sharing.max(1) as u64);
     let section = section.min(heads.max(1) as u64) as u32;
     let sizes = Sizes { tiles: tiles as u32, section, rows_of_heads: heads as u32, ..sizes };
-    Some((sizes, blocks as u32))
+    Some((sizes, blocks))
 }
 
 /// The error where no kernel of the device can compute the gradients.
@@ -370,11 +378,13 @@ fn no_kernel<T: AttentionInput>(checked: &Checked<'_, '_, T, T>) -> Error {
     let properties = device.properties();
     let (major, minor) = properties.compute_capability;
     let &Problem { width, value_width, batch, heads, rows, keys, .. } = &checked.problem;
+    let instance = T::gradient_instance(width.max(value_width).min(MAX_COLUMNS));
+    let shared = instance.as_ref().map_or(0, Instance::shared_bytes).div_ceil(1024);
     Error::UnsupportedDevice {
         operation: OPERATION,
         device: device.to_string(),
         expected: format!(
-            "compute capability 8.0 or later with 97 KiB of shared memory, at most {MAX_COLUMNS} columns of q and of v (in f32 64), and less than 2^30 rows and keys, and 2^31 tiles of all heads and sequences"
+            "compute capability 8.0 or later with {shared} KiB of shared memory, at most {MAX_COLUMNS} columns of q and of v, and less than 2^30 rows and keys, and 2^31 tiles of all heads and sequences"
         ),
         actual: format!(
             "compute capability {major}.{minor}, {}, {width} and {value_width} columns, {batch} sequences of {heads} heads, {rows} rows and {keys} keys, {} KiB of shared memory",

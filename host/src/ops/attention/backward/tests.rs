@@ -262,10 +262,10 @@ fn what_does_not_fit_is_named() {
 #[test]
 fn sizes_without_a_kernel_are_refused_with_the_reason() {
     let device: Device = "emulator:8.0".parse().expect("a device");
-    let q = Tensor::<f32>::zeros(&device, [1, 3, 1, 72]).expect("it fits");
+    let q = Tensor::<f32>::zeros(&device, [1, 3, 1, 136]).expect("it fits");
     let (y, lse) = ops::attention(&q, &q, &q).run_with_lse().expect("the forward pass takes it");
     let error = ops::attention(&q, &q, &q).backward(&y, &lse, &q).run().expect_err("no kernel takes it");
     assert!(matches!(error, Error::UnsupportedDevice { .. }), "{error}");
     let text = error.to_string();
-    assert!(text.contains("in f32 64") && text.contains("72 and 72 columns"), "{text}");
+    assert!(text.contains("with 193 KiB of shared memory") && text.contains("136 and 136 columns"), "{text}");
 }
