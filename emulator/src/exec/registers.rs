@@ -28,7 +28,7 @@ pub(crate) fn slot_of(operand: Operand, registers: &[u32; 3]) -> Slot {
     }
 }
 
-/// A value for each lane, whose vectors lie within the cache's lines: what crosses one is slow to read back after it was written.
+/// A value for each lane, whose vectors are each within one line of the cache: what crosses lines is slow to read back after it was written.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Lanes<T>([T; 32]);

@@ -14,6 +14,8 @@ mod scaled;
 mod softmaxes;
 mod updates;
 
+#[cfg(test)]
+pub(super) use attention::widest_gradients;
 pub(super) use attention::{attention_gradients, attentions};
 pub(super) use copies::copies;
 pub(super) use elements::{caches, elementwise, embeddings, rotations};

@@ -125,15 +125,19 @@ pub(in super::super) fn attentions(level: Level, device: &Device, seed: u64) -> 
     cases
 }
 
+/// The most columns of a head whose gradients a device has shared memory for.
+pub(in super::super) fn widest_gradients(dtype: DType, device: &Device) -> usize {
+    let (columns, shared) = WIDE_GRADIENTS;
+    let takes_wide = device.kind() == DeviceKind::Cpu || device.properties().max_shared_per_block >= shared;
+    if takes_wide || dtype != DType::F32 { 256 } else { columns }
+}
+
 /// The cases of attention's gradients on a device: those of attention that have some, but for the longest.
 pub(in super::super) fn attention_gradients(level: Level, device: &Device, seed: u64) -> Vec<AttentionCase> {
     let mut cases = attentions(level, device, seed);
-    let (columns, shared) = WIDE_GRADIENTS;
-    let takes_wide = device.kind() == DeviceKind::Cpu || device.properties().max_shared_per_block >= shared;
     cases.retain(|case| {
         let [_, rows, keys] = case.sequences.axes();
-        let is_wide = case.width.max(case.value_width) > columns;
-        let has_kernel = takes_wide || case.dtype != DType::F32 || !is_wide;
+        let has_kernel = case.width.max(case.value_width) <= widest_gradients(case.dtype, device);
         let scores = rows.saturating_mul(keys).saturating_mul(case.heads());
         has_kernel && case.page_size.is_none() && case.keys_dtype.is_none() && scores <= MOST_SCORES
     });

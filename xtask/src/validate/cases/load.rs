@@ -709,7 +709,7 @@ fn attention_gradients(target: Target) -> Vec<AttentionCase> {
         return cases;
     }
     for dtype in [DType::F16, DType::Bf16, DType::F32] {
-        let most = if dtype == DType::F32 { 64 } else { 256 };
+        let most = super::attention::widest_gradients(dtype, &target.emulator());
         for width in [40, 96, 128, 192, 256].into_iter().filter(|&width| width <= most) {
             for (rows, sinks, way) in
                 [(70, true, None), (190, false, None), (190, true, Some(AttentionWay::Whole))]
