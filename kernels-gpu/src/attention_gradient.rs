@@ -2,9 +2,10 @@
 //!
 //! The name of an instance tells what it gives, dQ, dK or dV, the type, and the columns of a head at most.
 
+use warpsmith_dsl::attention::gradient::portable::{GradientShape, GradientTensors, GradientTile};
 use warpsmith_dsl::attention::gradient::{
-    Gives, GivesKeys, GivesKeysAndValues, GivesQueries, GivesValues, GradientParams, GradientShape,
-    GradientTensors, GradientTile, RowParams, THREADS, find_rows,
+    Gives, GivesKeys, GivesKeysAndValues, GivesQueries, GivesValues, GradientParams, RowParams, THREADS,
+    find_rows,
 };
 use warpsmith_dsl::attention::portable::PortableElement;
 use warpsmith_dsl::attention::scores::ScoreOperands;

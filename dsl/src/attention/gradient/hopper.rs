@@ -1,6 +1,6 @@
 //! The gradients of attention on Hopper: the copy engine fills rings, warpgroups multiply with `wgmma`; sm_90a.
 //!
-//! What a tile adds up is what [the portable one](super) does, and so are the orders. Each of two warpgroups has 64 rows of its own, and computes their products with a block
+//! What a tile adds up is what [the portable one](super::portable) does, and so are the orders. Each of two warpgroups has 64 rows of its own, and computes their products with a block
 //! of others. P and dS stay in registers, where the sums' products read them. One thread of a third warpgroup has the copy engine bring the rows of both and then block
 //! after block of others.
 //!

@@ -1,7 +1,7 @@
 //! What tiles of gradients read of each row: its log-sum-exp, and Δ, the sum of dY ∘ Y.
 
-use super::{ROW_NUMBERS, WARPS};
-use crate::attention::portable::Strided;
+use super::ROW_NUMBERS;
+use crate::attention::portable::{Strided, WARPS};
 use crate::attention::softmax::LOG2_E;
 use crate::attention::work::{Sequences, Sizes, Tiles, Work};
 use crate::float::Element;

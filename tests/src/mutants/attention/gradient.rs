@@ -1,7 +1,8 @@
 //! How the kernels of gradients are run: on rows and keys around tiles and blocks of others, with windows, sequences of every kind, and everything that changes scores.
 
 use warpsmith_dsl::attention::gradient::hopper::{self, HopperShape, HopperTensors};
-use warpsmith_dsl::attention::gradient::{BLOCK_ROWS, GradientParams, GradientTensors, RowParams};
+use warpsmith_dsl::attention::gradient::portable::{GradientTensors, GradientTile};
+use warpsmith_dsl::attention::gradient::{BLOCK_ROWS, GivesQueries, GradientParams, RowParams};
 use warpsmith_dsl::attention::portable::Strided;
 use warpsmith_dsl::attention::scores::{ScoreOperands, ScoreStrides};
 use warpsmith_dsl::attention::softmax::LOG2_E;
@@ -11,6 +12,7 @@ use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::ptx::Accumulators;
 use warpsmith_dsl::warpgroup::ROWS;
 use warpsmith_emulator::{Config, LaunchError, Machine, Module, Report};
+use warpsmith_kernels::attention_gradient::{Gradient128Sliced, Gradient256Sliced};
 use warpsmith_kernels::attention_gradient_hopper::{
     Gradient64, Gradient64By96, Gradient96, Gradient96By64, Gradient128, Gradient128By64, Gradient192,
     Gradient256,
@@ -30,9 +32,6 @@ enum Gives {
     Keys,
     Values,
 }
-
-/// Columns of f32 that a block adds up.
-const SLICE_OF_F32: u32 = 64;
 
 /// The problems of such a kernel, by the parts of its name behind those of the family.
 pub(super) fn problems(
@@ -71,8 +70,11 @@ pub(super) fn problems(
     // Hopper's kernels have no operands that change scores.
     sizes.retain(|size| !is_hopper || !changes_scores(size));
     let hopper = is_hopper.then_some(others);
-    let is_sliced = of == Number::F32 && gives != Gives::Rows;
-    let slices = if is_sliced { most / SLICE_OF_F32 } else { 1 };
+    let slices = match (of, most) {
+        (Number::F32, 128) => GradientTile::<f32, Gradient128Sliced, GivesQueries>::SLICES,
+        (Number::F32, 256) => GradientTile::<f32, Gradient256Sliced, GivesQueries>::SLICES,
+        _ => 1,
+    };
     let cases = sizes.into_iter().map(|size| Case::new(gives, of, size, (hopper, slices)));
     Some(cases.map(|case| Box::new(case) as Box<dyn Problem>).collect())
 }

@@ -5,9 +5,10 @@
 mod hopper;
 
 use half::{bf16, f16};
+use warpsmith_dsl::attention::gradient::portable::{GradientTensors, GradientTile};
 use warpsmith_dsl::attention::gradient::{
-    BLOCK_ROWS, GivesKeys, GivesKeysAndValues, GivesQueries, GivesValues, GradientParams, GradientTensors,
-    GradientTile, ROW_NUMBERS, RowParams,
+    BLOCK_ROWS, GivesKeys, GivesKeysAndValues, GivesQueries, GivesValues, GradientParams, ROW_NUMBERS,
+    RowParams,
 };
 use warpsmith_dsl::attention::portable::Strided;
 use warpsmith_dsl::attention::scores::{ScoreOperands, ScoreStrides};
