@@ -1,8 +1,9 @@
 //! The builder: a kernel crate in, checked PTX files out.
 
-use std::collections::VecDeque;
-use std::path::PathBuf;
-use std::thread::ScopedJoinHandle;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::arch::Arch;
 use crate::check::{Report, check};
@@ -172,12 +173,13 @@ impl Builder {
         sources.hash(&target.recipe(&target.features(&sources)))
     }
 
-    /// Compiles, checks and writes every file.
+    /// Compiles, checks and writes every file, as many families at a time as there are cores.
     ///
     /// # Errors
     ///
     /// No toolchain, a compile error, PTX that must not be used, or a file that cannot be written. No file is written for a
-    /// target that fails, nor, in a [store](Builder::by_entry), for its family; files of targets before it are.
+    /// target that fails, nor, in a [store](Builder::by_entry), for its family; files of targets before it are. Of several errors, that of
+    /// the first family is returned.
     pub fn build(&self) -> Result<Vec<Artefact>, Error> {
         let sources = KernelCrate::read(&self.manifest_dir)?;
         let targets = self.targets_of(&sources)?;
@@ -200,29 +202,30 @@ impl Builder {
             folder,
             by_entry: self.by_entry,
         };
-        let mut artefacts = Vec::new();
+        let families: Vec<&[Target]> = targets.chunk_by(|one, next| one.family == next.family).collect();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let next = AtomicUsize::new(0);
+        let has_failed = AtomicBool::new(false);
+        let done = Mutex::new(BTreeMap::new());
         std::thread::scope(|scope| {
-            // Families that are compiled, while ptxas has not judged them: rustc goes on with the next on another core.
-            let mut begun = VecDeque::new();
-            let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            let compiled = targets.chunk_by(|one, next| one.family == next.family).try_for_each(|family| {
-                let texts =
-                    family.iter().map(|target| build.compile(target)).collect::<Result<Vec<_>, _>>()?;
-                let build = &build;
-                begun.push_back(scope.spawn(move || build.judge_and_write(texts)));
-                if begun.len() >= cores
-                    && let Some(oldest) = begun.pop_front()
-                {
-                    artefacts.extend(result_of(oldest)?);
-                }
-                Ok(())
-            });
-            // Those before one that fails are written all the same.
-            for family in begun {
-                artefacts.extend(result_of(family)?);
+            for worker in 0..cores.min(families.len()) {
+                let (build, families, next, has_failed, done) =
+                    (&build, &families, &next, &has_failed, &done);
+                scope.spawn(move || {
+                    while !has_failed.load(Ordering::Relaxed) {
+                        let number = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(family) = families.get(number) else { break };
+                        let built = build.family(family, worker);
+                        has_failed.fetch_or(built.is_err(), Ordering::Relaxed);
+                        done.lock().unwrap_or_else(PoisonError::into_inner).insert(number, built);
+                    }
+                });
             }
-            compiled
-        })?;
+        });
+        let mut artefacts = Vec::new();
+        for built in done.into_inner().unwrap_or_else(PoisonError::into_inner).into_values() {
+            artefacts.extend(built?);
+        }
         Ok(artefacts)
     }
 
@@ -260,7 +263,9 @@ impl Builder {
             }
         };
         let mut targets = Vec::new();
-        for family in families {
+        let mut seen = BTreeSet::new();
+        // Two workers must not write the files of one family.
+        for family in families.into_iter().filter(|family| seen.insert(family.clone())) {
             if !sources.features.contains(&family) {
                 return Err(Error::Family {
                     package: sources.package.clone(),
@@ -336,7 +341,7 @@ struct Build<'a> {
     sources: &'a KernelCrate,
     toolchain: &'a Toolchain,
     ptxas: Option<&'a Ptxas>,
-    /// The compiler's target folder.
+    /// Has the compiler's target folders.
     intermediate: PathBuf,
     /// Where the results go.
     folder: PathBuf,
@@ -351,14 +356,17 @@ struct Text<'a> {
     warnings: String,
 }
 
-/// What a thread returned, or its panic.
-fn result_of<T>(thread: ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
 impl Build<'_> {
-    fn compile<'t>(&self, target: &'t Target) -> Result<Text<'t>, Error> {
-        let Self { sources, toolchain, intermediate, .. } = self;
+    /// Compiles the targets of a family, checks them and writes them. Each worker has a target folder of its own, since Cargo locks
+    /// the one it works in.
+    fn family(&self, targets: &[Target], worker: usize) -> Result<Vec<Artefact>, Error> {
+        let folder = self.intermediate.join(worker.to_string());
+        let texts = targets.iter().map(|target| self.compile(target, &folder));
+        self.judge_and_write(texts.collect::<Result<_, _>>()?)
+    }
+
+    fn compile<'t>(&self, target: &'t Target, target_dir: &Path) -> Result<Text<'t>, Error> {
+        let Self { sources, toolchain, .. } = self;
         let features = target.features(sources);
         let recipe = target.recipe(&features);
         let hash = sources.hash(&recipe)?;
@@ -367,7 +375,7 @@ impl Build<'_> {
             package: &sources.package,
             manifest: &sources.manifest,
             workspace: &sources.workspace,
-            target_dir: intermediate,
+            target_dir,
             features: &features,
             sources: &hash,
             arch: target.arch,
