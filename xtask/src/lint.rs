@@ -1,5 +1,6 @@
-//! `xtask lint`: what must hold of the sources before a commit – format, clippy, documentation, layers, language, tables.
+//! `xtask lint`: what must hold of the sources before a commit – format, clippy, documentation, features, layers, language, tables.
 
+mod features;
 mod layers;
 mod prose;
 
@@ -9,13 +10,14 @@ use anyhow::Result;
 
 use crate::{cargo, conclude, step, tables, workspace_root};
 
-/// Check formatting, clippy's lints, the documentation's links and language, and the crates' layers; warnings are errors.
+/// Check formatting, clippy's lints, the documentation's links and language, crates' layers, and that nothing is built twice; warnings are errors.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {}
 
 const FORMAT: &str = "Formatting";
 const CLIPPY: &str = "Clippy";
 const DOCUMENTATION: &str = "Documentation";
+const FEATURES: &str = "Features that crates are built with";
 const LAYERS: &str = "Layers of modules";
 const PROSE: &str = "Language";
 const TABLES: &str = "Tables of measurements";
@@ -33,6 +35,12 @@ pub(crate) fn run(_: &Args) -> Result<ExitCode> {
     let documentation = ["doc", "--workspace", "--no-deps", "--release"];
     if !step(DOCUMENTATION, cargo().args(documentation).env("RUSTDOCFLAGS", "-D warnings"))? {
         failed.push(DOCUMENTATION);
+    }
+    println!("\n── {FEATURES}");
+    let differing = features::complaints()?;
+    differing.iter().for_each(|complaint| println!("{complaint}"));
+    if !differing.is_empty() {
+        failed.push(FEATURES);
     }
     println!("\n── {LAYERS}");
     let crossed = layers::complaints(&workspace_root())?;
