@@ -159,8 +159,11 @@ impl Recording {
     pub(crate) unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         let kept: Vec<_> = self.kept.iter().collect();
         let backend = stream.device().backend();
+        let order = stream.order_of_buffers(&kept)?;
         // SAFETY: the caller's promise.
-        stream.ordered_with(&kept, || unsafe { backend.launch_graph(&self.graph, stream.handle()) })
+        let launched = unsafe { backend.launch_graph(&self.graph, stream.handle()) };
+        order.finish()?;
+        launched
     }
 }
 

@@ -222,6 +222,15 @@ impl Stream {
     ///
     /// [`Error::DeviceMismatch`] if an operand is on another device; otherwise whatever `work` returns.
     pub fn with_operands<R>(&self, operands: &[&dyn Operand], work: impl FnOnce() -> Result<R>) -> Result<R> {
+        let order = self.order_of(operands)?;
+        let result = work();
+        order.map_or(Ok(()), Order::finish)?;
+        result
+    }
+
+    /// Lets this stream wait for other uses of `operands`, if those are ordered with its own work. Without the type of the work, so that programs
+    /// have this once.
+    fn order_of<'a>(&'a self, operands: &[&'a dyn Operand]) -> Result<Option<Order<'a>>> {
         let mut buffers = Vec::with_capacity(operands.len());
         for operand in operands {
             let buffer = operand.buffer();
@@ -230,17 +239,14 @@ impl Stream {
         }
         if self.is_branch || graph::keep(&self.handle, &buffers) {
             // The graph is ordered with the other streams whenever it is launched, a branch by the stream that it is of.
-            return work();
+            return Ok(None);
         }
-        self.ordered_with(&buffers, work)
+        self.order_of_buffers(&buffers).map(Some)
     }
 
-    /// Enqueues `work` on this stream so that it is ordered with every other use of `buffers`, which are this device's.
-    pub(crate) fn ordered_with<R>(
-        &self,
-        buffers: &[&Arc<Buffer>],
-        work: impl FnOnce() -> Result<R>,
-    ) -> Result<R> {
+    /// Lets this stream wait for other uses of `buffers`, which are this device's. They wait for it when what is returned is
+    /// [finished](Order::finish) or dropped.
+    pub(crate) fn order_of_buffers<'a>(&'a self, buffers: &[&'a Arc<Buffer>]) -> Result<Order<'a>> {
         let mut homes: Vec<&Arc<StreamHandle>> = Vec::new();
         for home in buffers.iter().map(|buffer| buffer.home()) {
             if !Arc::ptr_eq(home, &self.handle) && !homes.iter().any(|seen| Arc::ptr_eq(seen, home)) {
@@ -251,10 +257,7 @@ impl Stream {
         for home in &homes {
             backend.wait(&self.handle, &backend.record(home)?)?;
         }
-        let order = Order { stream: self, homes };
-        let result = work();
-        order.finish()?;
-        result
+        Ok(Order { stream: self, homes })
     }
 
     /// Calls `work` with a branch of this stream: what is enqueued there follows what this stream has so far, and runs beside what this stream gets
@@ -340,13 +343,13 @@ impl Drop for PopDefault {
 }
 
 /// Makes the home streams wait for a stream, also when it is dropped by a panic.
-struct Order<'a> {
+pub(crate) struct Order<'a> {
     stream: &'a Stream,
     homes: Vec<&'a Arc<StreamHandle>>,
 }
 
 impl Order<'_> {
-    fn finish(mut self) -> Result<()> {
+    pub(crate) fn finish(mut self) -> Result<()> {
         self.restore()
     }
 

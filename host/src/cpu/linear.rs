@@ -137,15 +137,11 @@ where
         let w = w.slice(s![columns.clone(), ..]);
         let padded = w.nrows().next_multiple_of(kernel.nr);
         if k > 0 {
-            packed_w[..padded * k].par_chunks_mut(K_BLOCK * padded).enumerate().for_each(
-                |(block, packed)| {
-                    let depth = packed.len() / padded;
-                    packed.par_chunks_mut(depth * kernel.nr).enumerate().for_each(|(panel, packed)| {
-                        let rows = panel * kernel.nr..w.nrows().min((panel + 1) * kernel.nr);
-                        pack(w.slice(s![rows, ..]), block * K_BLOCK, depth, kernel.nr, packed);
-                    });
-                },
-            );
+            let panels = &|block: usize, panel: usize, packed: &mut [A]| {
+                let rows = panel * kernel.nr..w.nrows().min((panel + 1) * kernel.nr);
+                pack(w.slice(s![rows, ..]), block * K_BLOCK, packed.len() / kernel.nr, kernel.nr, packed);
+            };
+            pack_all(&mut packed_w[..padded * k], padded, kernel.nr, panels);
         }
         let packed_w = &packed_w[..padded * k];
         let words = columns.start / 32..columns.end.div_ceil(32);
@@ -154,8 +150,7 @@ where
         let tiles = tiles(operation, y.slice_mut(s![.., columns]), TILE_ROWS, tile_columns)?;
         let masks = tiles_if_any(operation, masks, tile_columns / 32, tiles.len())?;
         let stored = tiles_if_any(operation, stored, tile_columns, tiles.len())?;
-        let work = tiles.into_par_iter().zip(masks).zip(stored);
-        work.for_each_init(Scratch::default, |scratch, (((row, column, mut tile), mut mask), mut stored)| {
+        let of_tile: &TileWork<'_, A, O> = &|scratch, (((row, column, mut tile), mut mask), mut stored)| {
             let x = x.slice(s![row..row + tile.nrows(), ..]);
             let width = tile.ncols().next_multiple_of(kernel.nr);
             let sums = product(kernel, x, packed_w, padded, column..column + width, scratch);
@@ -196,9 +191,30 @@ where
                     *y = O::from_accumulator(terms.activation.apply(z));
                 }
             }
-        });
+        };
+        tiles.into_par_iter().zip(masks).zip(stored).for_each_init(Scratch::default, of_tile);
     }
     Ok(())
+}
+
+/// A tile of results with its row and its column, and those of a mask and of what is stored beside, if there are such.
+type Tiles<'a, O> =
+    (((usize, usize, ArrayViewMut2<'a, O>), Option<ArrayViewMut2<'a, u32>>), Option<ArrayViewMut2<'a, O>>);
+/// What is done with a tile. A function behind a pointer: programs have what spreads the work once for each type of results, not for all operands' types.
+type TileWork<'w, A, O> = dyn for<'a> Fn(&mut Scratch<A>, Tiles<'a, O>) + Sync + 'w;
+
+/// Fills each block of `K_BLOCK` columns of `padded` rows, panel by panel of `width` rows: `pack` gets the numbers of both, and the place.
+fn pack_all<A: Accumulator>(
+    packed: &mut [A],
+    padded: usize,
+    width: usize,
+    pack: &(dyn Fn(usize, usize, &mut [A]) + Sync),
+) {
+    packed.par_chunks_mut(K_BLOCK * padded).enumerate().for_each(|(block, packed)| {
+        let depth = packed.len() / padded;
+        let panels = packed.par_chunks_mut(depth * width).enumerate();
+        panels.for_each(|(panel, packed)| pack(block, panel, packed));
+    });
 }
 
 fn expect_shape(

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
-use warpsmith_dsl::launch::{Kernel, KernelArgs};
+use warpsmith_dsl::launch::{Declaration, Kernel, KernelArgs, ParamLayout};
 
 pub use warpsmith_dsl::launch::RawArg;
 
@@ -82,7 +82,15 @@ impl Device {
     /// kernel's family, [`Error::UnsupportedDevice`] if there is no PTX for this device, [`Error::KernelMismatch`] if PTX and type
     /// disagree; otherwise as for [`Device::load_ptx`].
     pub fn kernel<K: Kernel>(&self) -> Result<TypedKernel<K>> {
-        let declaration = &K::DECLARATION;
+        self.declared_built_in(&K::DECLARATION, K::Args::LAYOUT).map(TypedKernel::new)
+    }
+
+    /// The entry of one of this project's kernels. Without the kernel's type, so that programs have this once.
+    fn declared_built_in(
+        &self,
+        declaration: &'static Declaration,
+        layout: &[ParamLayout],
+    ) -> Result<Function> {
         let key = (declaration.family, declaration.name);
         let cached = self.kernels().functions.lock().get(&key).cloned();
         let loaded = match cached {
@@ -96,9 +104,9 @@ impl Device {
             }
         };
         // Also for a kernel from the cache: another type may have asked for it.
-        check::check_declaration(declaration, K::Args::LAYOUT, &loaded.entry, &loaded.resources)?;
+        check::check_declaration(declaration, layout, &loaded.entry, &loaded.resources)?;
         check::check_source(declaration, &loaded.entry)?;
-        Ok(TypedKernel::new(Function { device: self.clone(), loaded }))
+        Ok(Function { device: self.clone(), loaded })
     }
 
     fn load_built_in(&self, family: &'static str, entry: &str) -> Result<Arc<LoadedFunction>> {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use warpsmith_dsl::launch::{Declaration, Kernel, KernelArgs as _};
+use warpsmith_dsl::launch::{Declaration, Kernel, KernelArgs as _, RawArg};
 
 use super::Function;
 use crate::device::DeviceKind;
@@ -240,26 +240,44 @@ impl<K: Kernel> TypedKernel<K> {
         args: K::Args,
         manner: Manner,
     ) -> Result<()> {
-        let Declaration { block, shared_bytes: declared, .. } = K::DECLARATION;
-        let cooperative = manner == Manner::Cooperative;
-        let early = matches!(manner, Manner::Early | Manner::EarlyApart | Manner::BesideLast);
-        let beside_last = manner == Manner::BesideLast;
-        let device = self.function.device();
-        // The emulator has no multiprocessors to fill, and finds accesses behind what a kernel declares.
-        let dynamic_shared = match (manner, device.kind()) {
-            // Beside it each block has what the driver reserves, so two have more than there is.
-            (Manner::EarlyApart, DeviceKind::Cuda(_)) => {
-                declared.max(device.properties().shared_per_multiprocessor / 2)
-            }
-            (Manner::Roomy(bytes), DeviceKind::Cuda(_)) => declared.max(bytes),
-            _ => declared,
-        };
-        let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early, beside_last };
         // SAFETY: the arguments have the kernel's types; the caller answers for the addresses in them.
-        let launched =
-            args.with_raw(|arguments| unsafe { self.function.launch_size(stream, size, arguments) });
-        launched.map_err(|error| naming_arguments(error, K::DECLARATION.params))
+        args.with_raw(|arguments| unsafe {
+            launch_raw(&self.function, stream, &K::DECLARATION, [grid, cluster], manner, arguments)
+        })
     }
+}
+
+/// Launches a kernel with the addresses of its arguments. Without the kernel's type, so that programs have this once.
+///
+/// # Safety
+///
+/// As for [`TypedKernel::launch_early_clusters`], and the arguments have the types of the kernel that is declared, which the function is.
+unsafe fn launch_raw(
+    function: &Function,
+    stream: &Stream,
+    declaration: &Declaration,
+    [grid, cluster]: [[u32; 3]; 2],
+    manner: Manner,
+    arguments: &[RawArg],
+) -> Result<()> {
+    let &Declaration { block, shared_bytes: declared, .. } = declaration;
+    let cooperative = manner == Manner::Cooperative;
+    let early = matches!(manner, Manner::Early | Manner::EarlyApart | Manner::BesideLast);
+    let beside_last = manner == Manner::BesideLast;
+    let device = function.device();
+    // The emulator has no multiprocessors to fill, and finds accesses behind what a kernel declares.
+    let dynamic_shared = match (manner, device.kind()) {
+        // Beside it each block has what the driver reserves, so two have more than there is.
+        (Manner::EarlyApart, DeviceKind::Cuda(_)) => {
+            declared.max(device.properties().shared_per_multiprocessor / 2)
+        }
+        (Manner::Roomy(bytes), DeviceKind::Cuda(_)) => declared.max(bytes),
+        _ => declared,
+    };
+    let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early, beside_last };
+    // SAFETY: the caller's promise.
+    let launched = unsafe { function.launch_size(stream, size, arguments) };
+    launched.map_err(|error| naming_arguments(error, declaration.params))
 }
 
 /// A finding with the arguments that it tells of by the names that the source has for them: "argument 1, `y`".

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::{CrossEntropyOp, CrossEntropyOutputs, LabelElement, LogitElement, Reduction};
-use crate::cpu::{self, RowLoss, Target};
+use crate::cpu::{self, CrossEntropy, RowLoss, Target};
 use crate::error::Result;
 use crate::ops::rows::{RowElement, Sizes, rounded, widened};
 
@@ -36,24 +36,15 @@ impl<T: LogitElement, L: LabelElement> CrossEntropyOp<'_, T, L> {
         if self.reduction == Reduction::Mean {
             factor /= count.max(1) as f32;
         }
-        let row = |row: usize| &logits[row * columns..(row + 1) * columns];
-        let of_row = |at: usize, gradient: Option<&mut [f32]>| {
-            cpu::cross_entropy(row(at), targets[at], self.options, factor, gradient)
-        };
-        let rows: Vec<RowLoss<f32>> = match outputs.gradient {
+        let losses = Losses { columns, logits: &logits, targets: &targets, options: self.options, factor };
+        let rows = match outputs.gradient {
             Some(gradient) => {
                 let mut numbers = vec![0.0f32; logits.len()];
-                // Without columns there are no chunks, but rows.
-                let rows = if columns == 0 {
-                    (0..sizes.rows).map(|at| of_row(at, None)).collect()
-                } else {
-                    let chunks = numbers.par_chunks_mut(columns).enumerate();
-                    chunks.map(|(at, gradient)| of_row(at, Some(gradient))).collect()
-                };
+                let rows = losses.with_gradient(&mut numbers);
                 gradient.write_slice(&rounded::<G>(&numbers))?;
                 rows
             }
-            None => (0..sizes.rows).into_par_iter().map(|at| of_row(at, None)).collect(),
+            None => losses.alone(),
         };
         if let Some(lse) = outputs.lse {
             lse.write_slice(&rows.iter().map(|row| row.lse).collect::<Vec<f32>>())?;
@@ -65,5 +56,35 @@ impl<T: LogitElement, L: LabelElement> CrossEntropyOp<'_, T, L> {
             Reduction::Sum => loss.write_slice(&[sum()]),
             Reduction::Mean => loss.write_slice(&[sum() / count.max(1) as f32]),
         }
+    }
+}
+
+/// The losses of rows. Without the operands' types, so that programs have this once.
+struct Losses<'a> {
+    columns: usize,
+    logits: &'a [f32],
+    targets: &'a [Target],
+    options: CrossEntropy,
+    factor: f32,
+}
+
+impl Losses<'_> {
+    fn of_row(&self, at: usize, gradient: Option<&mut [f32]>) -> RowLoss<f32> {
+        let logits = &self.logits[at * self.columns..(at + 1) * self.columns];
+        cpu::cross_entropy(logits, self.targets[at], self.options, self.factor, gradient)
+    }
+
+    fn alone(&self) -> Vec<RowLoss<f32>> {
+        (0..self.targets.len()).into_par_iter().map(|at| self.of_row(at, None)).collect()
+    }
+
+    /// And their gradients.
+    fn with_gradient(&self, gradients: &mut [f32]) -> Vec<RowLoss<f32>> {
+        if self.columns == 0 {
+            // There are no chunks, but rows.
+            return self.alone();
+        }
+        let rows = gradients.par_chunks_mut(self.columns).enumerate();
+        rows.map(|(at, gradient)| self.of_row(at, Some(gradient))).collect()
     }
 }

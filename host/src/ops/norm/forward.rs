@@ -404,13 +404,8 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
         }
         let [weight, bias] = self.options.numbers()?;
         let norm = self.options.norm(weight.as_deref(), bias.as_deref());
-        let columns = sizes.columns.max(1);
         let mut y = vec![0.0f32; rows.len()];
-        let statistics: Vec<_> = y
-            .par_chunks_mut(columns)
-            .zip(rows.par_chunks(columns))
-            .map(|(y, x)| cpu::norm(x, &norm, y))
-            .collect();
+        let statistics = norm_rows(&rows, sizes.columns, &norm, &mut y);
         if let Some(to) = outputs.y {
             to.write_slice(&rounded::<Y>(&y))?;
         }
@@ -430,6 +425,13 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
         }
         Ok(())
     }
+}
+
+/// Norms rows of so many columns. Without the operands' types, so that programs have this once.
+fn norm_rows(rows: &[f32], columns: usize, norm: &cpu::Norm<'_>, y: &mut [f32]) -> Vec<cpu::Statistics<f32>> {
+    let columns = columns.max(1);
+    let rows = y.par_chunks_mut(columns).zip(rows.par_chunks(columns));
+    rows.map(|(y, x)| cpu::norm(x, norm, y)).collect()
 }
 
 impl<'a> Options<'a> {

@@ -205,11 +205,14 @@ impl<'a, Y: SoftmaxElement, D: RowElement> SoftmaxGradientOp<'a, Y, D> {
 
     fn run_on_cpu<X: RowElement>(&self, sizes: Sizes, dx: &mut Tensor<X>) -> Result<()> {
         let (y, dy) = (widened(self.y)?, widened(self.dy)?);
-        let columns = sizes.columns;
         let mut results = vec![0.0f32; y.len()];
-        let operands = y.par_chunks(columns).zip(dy.par_chunks(columns));
-        let rows = results.par_chunks_mut(columns).zip(operands);
-        rows.for_each(|(dx, (y, dy))| cpu::softmax_gradient(y, dy, self.scale, dx));
+        gradient_rows([&y, &dy], sizes.columns, self.scale, &mut results);
         dx.write_slice(&rounded::<X>(&results))
     }
+}
+
+/// The gradient of rows of so many columns. Without the operands' types, so that programs have this once.
+fn gradient_rows([y, dy]: [&[f32]; 2], columns: usize, scale: f32, dx: &mut [f32]) {
+    let rows = dx.par_chunks_mut(columns).zip(y.par_chunks(columns).zip(dy.par_chunks(columns)));
+    rows.for_each(|(dx, (y, dy))| cpu::softmax_gradient(y, dy, scale, dx));
 }

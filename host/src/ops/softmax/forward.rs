@@ -231,18 +231,22 @@ impl<'a, T: SoftmaxElement> SoftmaxOp<'a, T> {
 
     fn run_on_cpu<Y: RowElement>(&self, sizes: Sizes, y: &mut Tensor<Y>) -> Result<()> {
         let (x, mask) = (widened(self.x)?, self.mask.map(Tensor::to_vec).transpose()?);
-        let columns = sizes.columns;
         let mut results = vec![0.0f32; x.len()];
-        let rows = results.par_chunks_mut(columns).zip(x.par_chunks(columns)).enumerate();
-        rows.for_each(|(row, (y, x))| {
-            let mask = mask.as_ref().map(|mask| {
-                let first = if mask.len() == columns { 0 } else { row * columns };
-                &mask[first..first + columns]
-            });
-            cpu::softmax(x, mask, self.scale, y);
-        });
+        softmax_rows(&x, sizes.columns, mask.as_deref(), self.scale, &mut results);
         y.write_slice(&rounded::<Y>(&results))
     }
+}
+
+/// The softmax of rows of so many columns. Without the operands' types, so that programs have this once.
+fn softmax_rows(x: &[f32], columns: usize, mask: Option<&[u8]>, scale: f32, y: &mut [f32]) {
+    let rows = y.par_chunks_mut(columns).zip(x.par_chunks(columns)).enumerate();
+    rows.for_each(|(row, (y, x))| {
+        let mask = mask.map(|mask| {
+            let first = if mask.len() == columns { 0 } else { row * columns };
+            &mask[first..first + columns]
+        });
+        cpu::softmax(x, mask, scale, y);
+    });
 }
 
 /// Whether a mask is one row of so many columns.
