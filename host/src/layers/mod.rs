@@ -21,12 +21,13 @@ pub use attention::{
 pub use embedding::Embedding;
 pub use experts::{ExpertOptions, Experts};
 pub use linear::Linear;
-pub use mlp::{Mlp, MlpGradients, MlpSaved};
+pub use mlp::{Mlp, MlpGradients, MlpNames, MlpSaved};
 pub use norm::{LayerNorm, RmsNorm};
 pub use parameters::Parameters;
 pub use peer::{Norm, Peer, PeerConfig, PeerImplementation, PeerInput, PeerRouter};
 pub use training::{EmbeddingSaved, LinearSaved, NormSaved, UpdateSaved};
 pub use transformer::{
-    BlockForward, BlockGradients, BlockNorm, BlockSaved, TransformerBlock, TransformerInput,
+    BlockConfig, BlockForward, BlockGradients, BlockNames, BlockNorm, BlockSaved, TransformerBlock,
+    TransformerInput,
 };
 pub use update::{GeneratedUpdate, UpdatedLinear};

@@ -1,7 +1,9 @@
 //! The multilayer perceptron of a transformer: plain or gated.
 
+mod names;
 mod training;
 
+pub use names::MlpNames;
 pub use training::{MlpGradients, MlpSaved};
 
 use super::Linear;

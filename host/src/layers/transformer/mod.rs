@@ -1,8 +1,10 @@
 //! The block of a transformer: norm, attention, norm, multilayer perceptron, each pair with a residual.
 
+mod config;
 mod forward;
 mod training;
 
+pub use config::{BlockConfig, BlockNames};
 pub use forward::BlockForward;
 pub use training::{BlockGradients, BlockSaved};
 
