@@ -85,7 +85,7 @@ impl<T: AttentionInput + LinearInput> AttentionForward<'_, T> {
     /// # Errors
     ///
     /// As [`run`](Self::run); [`Error::Argument`] with a cache, whose keys have no gradients; [`Error::UnsupportedDevice`] for heads whose gradients no kernel of
-    /// the device computes: of more than 256 columns, or in f32 more than 64.
+    /// the device computes: of more than 256 columns, or more than it has shared memory for.
     pub fn run_train(self) -> Result<(Tensor<T>, AttentionSaved<T>)> {
         if self.cache.is_some() {
             let (expected, actual) = ("none in training".into(), "a cache of keys and values".into());

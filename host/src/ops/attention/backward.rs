@@ -76,7 +76,8 @@ impl<'a, T: AttentionInput> AttentionOp<'a, T> {
     ///
     /// All options of the attention apply, but keys in pages and of 8 bits, which have no gradients. A bias, slopes and masks are taken as constants.
     ///
-    /// GPUs and the emulator take at most 256 columns of q and of v, in f32 at most 64, from compute capability 8.0 on; the CPU takes any number.
+    /// GPUs and the emulator take at most 256 columns of q and of v, from compute capability 8.0 on; the CPU takes any number. Wide heads need more shared memory, in f32 above
+    /// 128 columns as much as Hopper has.
     ///
     /// ```
     /// use ndarray::Array;
@@ -126,7 +127,7 @@ impl<'a, T: AttentionInput> AttentionGradientOp<'a, T> {
     /// # Errors
     ///
     /// As [`AttentionOp::run`], also for `y`, `lse` and `dy`; [`Error::Argument`] for keys in pages. [`Error::UnsupportedDevice`] if no kernel of the device takes the
-    /// sizes: more than 256 columns, or in f32 more than 64.
+    /// sizes: more than 256 columns, or more than it has shared memory for.
     ///
     /// [`Error::Argument`]: crate::Error::Argument
     /// [`Error::UnsupportedDevice`]: crate::Error::UnsupportedDevice
