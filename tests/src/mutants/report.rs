@@ -1,13 +1,15 @@
 //! The table of all mutants and what became of them, `emulator/reports/mutants.csv`.
 //!
 //! Before its rows the table says which entries it is of, with a hash of each one's instructions: a table of others than what
-//! ships is out of date. It also names the twins, entries for which another stands. A row tells which of the entry's instructions it
-//! is about, counted from 1.
+//! ships is out of date. Of some entries it has every mutant, each found or explained; of the others a [sample](sample_of), in which some are
+//! missed. It also names the twins, entries for which another stands. A row tells which of the entry's instructions it is about, counted
+//! from 1.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::identity::hash;
 use super::{Entry, Failure, Mutant, Shipped, Verdict, mutate, shipped};
@@ -83,22 +85,49 @@ fn without_addresses(message: &str) -> String {
     text + rest
 }
 
+/// An entry of which the table has a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// The hash of its instructions.
+    pub hash: String,
+    /// How many mutants it has in all.
+    pub mutants: usize,
+}
+
+/// Mutants of an entry that are in its sample, at most.
+pub const SAMPLE: usize = 12;
+
+/// The numbers of the mutants that are an entry's sample, in the order of the text. They are drawn by the entry's name and by what they do, so
+/// that most stay the same when the entry changes a little.
+#[must_use]
+pub fn sample_of(entry: &Entry, mutants: &[Mutant]) -> Vec<usize> {
+    let draw = |at: usize| {
+        let Mutant { statement, description, .. } = &mutants[at];
+        Sha256::digest(format!("{} {statement} {description}", entry.name))
+    };
+    let mut drawn: Vec<_> = (0..mutants.len()).map(|at| (draw(at), at)).collect();
+    drawn.sort_unstable();
+    let mut sample: Vec<usize> = drawn.into_iter().take(SAMPLE).map(|(_, at)| at).collect();
+    sample.sort_unstable();
+    sample
+}
+
 /// The table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
-    /// The hash of each entry that it is of.
+    /// The hash of each entry that it has every mutant of.
     pub entries: BTreeMap<String, String>,
+    /// The entries that it has a sample of.
+    pub samples: BTreeMap<String, Sample>,
     /// The entries that another one stands for, and that one.
     pub twins: BTreeMap<String, String>,
-    /// Entries that ship and are not in the table yet: their mutants have not all been run, or some have no explanation.
-    pub pending: BTreeSet<String>,
     /// The mutants, by modules, entries and lines.
     pub rows: Vec<Row>,
 }
 
 const ENTRY: &str = "# entry ";
 const TWIN: &str = "# twin ";
-const PENDING: &str = "# pending ";
+const OF_SAMPLE: &str = "# sample ";
 
 impl Table {
     /// Where the table is.
@@ -136,11 +165,19 @@ impl Table {
             .filter_map(|line| line.strip_prefix(TWIN)?.split_once(" of "))
             .map(|(twin, of)| (twin.to_owned(), of.to_owned()))
             .collect();
-        let pending = text.lines().filter_map(|line| line.strip_prefix(PENDING)).map(str::to_owned).collect();
+        let samples = text
+            .lines()
+            .filter_map(|line| {
+                let (name, rest) = line.strip_prefix(OF_SAMPLE)?.split_once(" sha256:")?;
+                let (hash, mutants) = rest.split_once(" of ")?;
+                let sample = Sample { hash: hash.to_owned(), mutants: mutants.parse().ok()? };
+                Some((name.to_owned(), sample))
+            })
+            .collect();
         let mut reader = csv::ReaderBuilder::new().comment(Some(b'#')).from_reader(text.as_bytes());
         let rows = reader.deserialize().collect::<Result<_, _>>();
         let rows = rows.map_err(|error| Failure(format!("the table of mutants: {error}")))?;
-        Ok(Self { entries, twins, pending, rows })
+        Ok(Self { entries, samples, twins, rows })
     }
 
     /// The table as text.
@@ -151,30 +188,26 @@ impl Table {
     pub fn text(&self) -> Result<String, Failure> {
         let failure =
             |error: &dyn std::fmt::Display| Failure(format!("writing the table of mutants: {error}"));
-        let count = |verdict: &str| self.rows.iter().filter(|row| row.verdict == verdict).count();
-        let mut text = format!(
-            "# Made by `cargo xtask mutants`: each shipped kernel with one thing wrong at a time, and what became of it.\n\
-             # {} mutants: {} reported by a check, {} with a wrong result, {} equivalent to the kernel, {} missed\n",
-            self.rows.len(),
-            count("finding"),
-            count("wrong result"),
-            count("equivalent"),
-            count("missed")
-        );
+        let mut text =
+            "# Made by `cargo xtask mutants`: each shipped kernel with one thing wrong at a time, and what became of it.\n"
+                .to_owned();
+        for line in self.summary() {
+            text += &format!("# {line}\n");
+        }
         for (name, hash) in &self.entries {
             text += &format!("{ENTRY}{name} sha256:{hash}\n");
+        }
+        if !self.samples.is_empty() {
+            text += "# Of these kernels a few of all mutants are run.\n";
+        }
+        for (name, Sample { hash, mutants }) in &self.samples {
+            text += &format!("{OF_SAMPLE}{name} sha256:{hash} of {mutants}\n");
         }
         if !self.twins.is_empty() {
             text += "# Twins are the same but for a type and how floats are converted and computed with: one stands for both.\n";
         }
         for (twin, of) in &self.twins {
             text += &format!("{TWIN}{twin} of {of}\n");
-        }
-        if !self.pending.is_empty() {
-            text += "# Pending entries are not in the table yet: not all of their mutants have been run and explained.\n";
-        }
-        for name in &self.pending {
-            text += &format!("{PENDING}{name}\n");
         }
         let mut writer = csv::Writer::from_writer(Vec::new());
         for row in &self.rows {
@@ -184,20 +217,61 @@ impl Table {
         Ok(text + &String::from_utf8(bytes).map_err(|error| failure(&error))?)
     }
 
-    /// Whether the table is of this entry's instructions as they are.
+    /// What became of the mutants, of kernels with every mutant and of those with a sample.
+    #[must_use]
+    pub fn summary(&self) -> [String; 2] {
+        let line = |of_samples: bool| {
+            let is_of = |row: &&Row| self.samples.contains_key(&row.kernel) == of_samples;
+            let rows: Vec<_> = self.rows.iter().filter(is_of).collect();
+            let count = |verdict: &str| rows.iter().filter(|row| row.verdict == verdict).count();
+            let (what, kernels) = match of_samples {
+                true => ("in the samples", self.samples.len()),
+                false => ("all", self.entries.len()),
+            };
+            format!(
+                "{} mutants, {what} of {kernels} kernels: {} reported by a check, {} with a wrong result, {} equivalent to the kernel, \
+                 {} missed",
+                rows.len(),
+                count("finding"),
+                count("wrong result"),
+                count("equivalent"),
+                count("missed")
+            )
+        };
+        [line(false), line(true)]
+    }
+
+    /// Whether the table has every mutant of this entry, with its instructions as they are.
     #[must_use]
     pub fn is_of(&self, entry: &Entry) -> bool {
         self.entries.get(&entry.name).is_some_and(|known| *known == hash(entry))
     }
 
-    /// What the table knows of each of the entry's `mutants`: nothing of those of an entry that has changed.
+    /// Whether the table has a sample of this entry's mutants, with its instructions as they are.
+    #[must_use]
+    pub fn samples(&self, entry: &Entry) -> bool {
+        self.samples.get(&entry.name).is_some_and(|known| known.hash == hash(entry))
+    }
+
+    /// What the table knows of each of the entry's `mutants`: nothing of those of an entry that has changed, nor of those that are not in a
+    /// sample.
     #[must_use]
     pub fn known<'t>(&'t self, entry: &'t Entry, mutants: &[Mutant]) -> Vec<Option<&'t Row>> {
-        let rows: Vec<&Row> = if self.is_of(entry) { self.of(entry).collect() } else { Vec::new() };
-        if rows.len() != mutants.len() {
-            return vec![None; mutants.len()];
+        let mut known = vec![None; mutants.len()];
+        let run: Vec<usize> = if self.is_of(entry) {
+            (0..mutants.len()).collect()
+        } else if self.samples(entry) {
+            sample_of(entry, mutants)
+        } else {
+            Vec::new()
+        };
+        let rows: Vec<&Row> = self.of(entry).collect();
+        if rows.len() == run.len() {
+            for (row, at) in rows.into_iter().zip(run) {
+                known[at] = row.is_of(&mutants[at]).then_some(row);
+            }
         }
-        rows.into_iter().zip(mutants).map(|(row, mutant)| row.is_of(mutant).then_some(row)).collect()
+        known
     }
 
     /// The rows of an entry.
@@ -217,19 +291,23 @@ impl Table {
                 }
                 continue;
             }
-            if self.pending.contains(&entry.name) {
-                continue;
-            }
-            if !self.is_of(entry) {
+            let mutants = mutate::mutants(entry);
+            let known = self.known(entry, &mutants).into_iter().flatten().count();
+            if self.is_of(entry) {
+                if known != mutants.len() {
+                    complaints.push(format!("`{}` has other mutants than the table", entry.name));
+                }
+            } else if !self.samples(entry) {
                 complaints.push(format!("`{}` is not what the table is of", entry.name));
-            } else if self.known(entry, &mutate::mutants(entry)).contains(&None) {
-                complaints.push(format!("`{}` has other mutants than the table", entry.name));
+            } else if known != mutants.len().min(SAMPLE) || self.samples[&entry.name].mutants != mutants.len()
+            {
+                complaints.push(format!("`{}` has another sample of its mutants than the table", entry.name));
             }
         }
         let ships = |name: &String, twin: bool| {
             shipped.iter().any(|shipped| shipped.entry.name == *name && shipped.twin.is_some() == twin)
         };
-        for name in self.entries.keys().filter(|name| !ships(name, false)) {
+        for name in self.entries.keys().chain(self.samples.keys()).filter(|name| !ships(name, false)) {
             complaints.push(format!(
                 "`{name}`, which the table is of, does not ship, or has a twin that stands for it"
             ));
@@ -237,11 +315,11 @@ impl Table {
         for name in self.twins.keys().filter(|name| !ships(name, true)) {
             complaints.push(format!("`{name}`, which the table has as a twin, is none that ships"));
         }
-        for name in self.pending.iter().filter(|name| !ships(name, false) || self.entries.contains_key(*name))
-        {
-            complaints.push(format!("`{name}`, which is pending, does not ship, or is in the table"));
+        for name in self.entries.keys().filter(|name| self.samples.contains_key(*name)) {
+            complaints.push(format!("of `{name}` the table has every mutant and a sample"));
         }
-        for row in self.rows.iter().filter(|row| !row.is_explained()) {
+        let is_whole = |row: &&Row| !self.samples.contains_key(&row.kernel);
+        for row in self.rows.iter().filter(is_whole).filter(|row| !row.is_explained()) {
             let Row { kernel, instruction, mutation, verdict, .. } = row;
             complaints.push(format!("`{kernel}`, instruction {instruction}: {mutation}: {verdict}"));
         }
@@ -268,7 +346,7 @@ mod tests {
         let table = Table {
             entries: BTreeMap::from([("k".to_owned(), "00ff".to_owned())]),
             twins: BTreeMap::from([("k_bf16".to_owned(), "k".to_owned())]),
-            pending: BTreeSet::from(["new".to_owned()]),
+            samples: BTreeMap::from([("new".to_owned(), Sample { hash: "0ff0".into(), mutants: 70 })]),
             rows: vec![row("finding", "shared-race: lane 3, word 4"), row("missed", "")],
         };
         assert_eq!(Table::parse(&table.text().unwrap()).unwrap(), table);
