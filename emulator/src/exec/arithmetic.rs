@@ -100,19 +100,31 @@ macro_rules! integers {
     };
 }
 
+/// A bitwise function of two predicates, each with the lanes in which it is written, and where the result is: also
+/// where the one that is written decides, as `false` does in `and`.
+#[inline(always)]
+pub(crate) fn logic(
+    (a, known_a): (u32, u32),
+    (b, known_b): (u32, u32),
+    f: impl Fn(u32, u32) -> u32,
+) -> (u32, u32) {
+    let value = f(a, b);
+    let (flipped_a, flipped_b) = (a ^ !known_a, b ^ !known_b);
+    let open = (value ^ f(flipped_a, b)) | (value ^ f(a, flipped_b)) | (value ^ f(flipped_a, flipped_b));
+    (value, !open)
+}
+
 macro_rules! bits {
     ($level:expr, $ty:expr, |$a:ident, $b:ident| $body:expr) => {
         match $ty {
             Ty::Pred => warp!($level, |core, inst| {
                 let registers = &core.warp.registers;
-                let ($a, $b) = (
-                    registers.predicate(core.constants, inst.slots[1]),
-                    registers.predicate(core.constants, inst.slots[2]),
-                );
-                let written =
-                    registers.predicate_written(inst.slots[1]) & registers.predicate_written(inst.slots[2]);
+                let [to, sa, sb, ..] = inst.slots;
+                let a = (registers.predicate(core.constants, sa), registers.predicate_written(sa));
+                let b = (registers.predicate(core.constants, sb), registers.predicate_written(sb));
+                let (value, written) = logic(a, b, |$a, $b| $body);
                 let mask = core.warp.mask;
-                core.warp.registers.set_predicate(inst.slots[0], $body, mask, written);
+                core.warp.registers.set_predicate(to, value, mask, written);
                 Flow::Next
             }),
             Ty::B16 => lanes!($level, |$a: u16, $b: u16| -> u16 { $body }),

@@ -1,5 +1,6 @@
 //! Bit fields, tables of three inputs, and arithmetic through the carry flag.
 
+use super::arithmetic::logic;
 use super::code::{Flow, Handler, Level};
 use super::lane::{Lane, warp};
 use crate::ir::op::{Carry, Combine, Op};
@@ -63,9 +64,12 @@ pub(crate) fn lop3_test(level: Level) -> Handler {
         for lane in 0..32 {
             holds |= u32::from(out[lane] != 0) << lane;
         }
-        let other = core.warp.registers.predicate(core.constants, sp);
-        let holds = if combine == Combine::And { holds & other } else { holds | other };
-        let known = written & core.warp.registers.predicate_written(sp);
+        let registers = &core.warp.registers;
+        let other = (registers.predicate(core.constants, sp), registers.predicate_written(sp));
+        let (holds, known) = match combine {
+            Combine::And => logic((holds, written), other, |a, b| a & b),
+            _ => logic((holds, written), other, |a, b| a | b),
+        };
         let mask = core.warp.mask;
         u32::write(core, to, &out, written);
         core.warp.registers.set_predicate(predicate, holds, mask, known);

@@ -1,5 +1,6 @@
 //! `setp` and `set`.
 
+use super::arithmetic::logic;
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Execute, Lane, handler, warp};
 use crate::ir::op::{Combine, Compare, Op, Relation};
@@ -108,7 +109,7 @@ fn compare<T: Comparable>(core: &Core<'_>, inst: &Inst, first: usize, c: Compare
 }
 
 /// Combines with the predicate after the operands, if the form has one. Gives the combined mask, and the one whose
-/// comparison is negated.
+/// comparison is negated, each with the lanes in which it is written.
 #[inline(always)]
 fn combine(
     core: &Core<'_>,
@@ -116,15 +117,18 @@ fn combine(
     slot: usize,
     c: Compare,
     (mask, written): (u32, u32),
-) -> (u32, u32, u32) {
-    let Some(combine) = c.combine else { return (mask, !mask, written) };
-    let other = core.warp.registers.predicate(core.constants, inst.slots[slot]);
-    let written = written & core.warp.registers.predicate_written(inst.slots[slot]);
-    match combine {
-        Combine::And => (mask & other, !mask & other, written),
-        Combine::Or => (mask | other, !mask | other, written),
-        Combine::Xor => (mask ^ other, !mask ^ other, written),
-    }
+) -> [(u32, u32); 2] {
+    let Some(combine) = c.combine else { return [(mask, written), (!mask, written)] };
+    let registers = &core.warp.registers;
+    let other = (
+        registers.predicate(core.constants, inst.slots[slot]),
+        registers.predicate_written(inst.slots[slot]),
+    );
+    [mask, !mask].map(|mask| match combine {
+        Combine::And => logic((mask, written), other, |a, b| a & b),
+        Combine::Or => logic((mask, written), other, |a, b| a | b),
+        Combine::Xor => logic((mask, written), other, |a, b| a ^ b),
+    })
 }
 
 struct Setp<T>(std::marker::PhantomData<T>);
@@ -134,9 +138,9 @@ impl<T: Comparable> Execute for Setp<T> {
     fn execute(core: &mut Core<'_>, inst: &Inst) -> Flow {
         let Op::Setp(c) = inst.op else { return Flow::Next };
         let result = compare::<T>(core, inst, 2, c);
-        let (mask, negated, written) = combine(core, inst, 4, c, result);
+        let [(mask, written), (negated, negated_written)] = combine(core, inst, 4, c, result);
         let lanes = core.warp.mask;
-        core.warp.registers.set_predicate(inst.slots[1], negated, lanes, written);
+        core.warp.registers.set_predicate(inst.slots[1], negated, lanes, negated_written);
         core.warp.registers.set_predicate(inst.slots[0], mask, lanes, written);
         Flow::Next
     }
@@ -149,7 +153,7 @@ impl<T: Comparable> Execute for Set<T> {
     fn execute(core: &mut Core<'_>, inst: &Inst) -> Flow {
         let Op::Set(c, to) = inst.op else { return Flow::Next };
         let result = compare::<T>(core, inst, 1, c);
-        let (mask, _, written) = combine(core, inst, 3, c, result);
+        let [(mask, written), _] = combine(core, inst, 3, c, result);
         let yes = yes(to);
         let mut out = [0u32; 32];
         for lane in 0..32 {

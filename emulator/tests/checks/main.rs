@@ -273,6 +273,28 @@ fn constants_are_read_only_and_traps_are_told() {
 }
 
 #[test]
+fn a_predicate_is_written_where_the_other_operand_decides_it() {
+    // Nothing writes %r0, and so nothing %c0; %c1 is false, %c2 is true.
+    let text = |body: &str| {
+        let known = "setp.lt.u32 %c0, %r0, 7;\nsetp.gt.u32 %c1, %t, 99;\nsetp.lt.u32 %c2, %t, 99;\n";
+        kernel("", &format!("{known}{body}\n@%c3 st.global.u32 [%q], %t;"))
+    };
+    for (body, other) in [
+        ("and.pred %c3, %c0, %c1;", "and.pred %c3, %c0, %c2;"),
+        ("and.pred %c3, %c1, %c0;", "and.pred %c3, %c2, %c0;"),
+        ("or.pred %c3, %c0, %c2;", "or.pred %c3, %c1, %c0;"),
+        ("setp.lt.and.u32 %c3, %r0, 7, %c1;", "setp.lt.and.u32 %c3, %r0, 7, %c2;"),
+        ("setp.lt.or.u32 %c3, %r0, 7, %c2;", "setp.lt.or.u32 %c3, %r0, 7, %c1;"),
+        ("setp.gt.and.u32 %c3, %t, 99, %c0;", "setp.lt.and.u32 %c3, %t, 99, %c0;"),
+        ("setp.lt.and.u32 %c0|%c3, %t, 99, %c0;", "setp.gt.and.u32 %c0|%c3, %t, 99, %c0;"),
+        ("lop3.and.b32 %r1|%c3, %r0, 0, 0, 0x80, %c1;", "xor.pred %c3, %c0, %c1;"),
+    ] {
+        passes(&text(body), 32);
+        fails(&text(other), 32, FindingKind::Uninitialised);
+    }
+}
+
+#[test]
 fn what_is_switched_off_is_not_reported() {
     let machine = Machine::new(Config { checks: Checks::none(), ..Config::default() });
     let race = kernel(
