@@ -237,6 +237,7 @@ impl Machine {
             let name = Some(Arc::from("the heap"));
             self.heap.place(|| self.memory.allocate(heap::BYTES, name, false).map(|a| a.base))?;
         }
+        let workspace = if code.uses_workspace() { Some(self.make_workspace()?) } else { None };
         let table = self.memory.snapshot();
         let threads = config.block.iter().product::<u32>();
         let constant_ranges = module
@@ -265,6 +266,7 @@ impl Machine {
             threads,
             warps: threads.div_ceil(32),
             shared_bytes: code.shared_span + config.dynamic_shared,
+            workspace: workspace.unwrap_or(0),
             instruction_limit: self.config.limits.instructions_per_block,
             launch_limit: self.config.limits.instructions_per_launch,
             time_limit: self.config.limits.time_per_launch,
@@ -286,6 +288,9 @@ impl Machine {
             Some(pool) => pool.install(|| launch.run(&constants)),
             None => launch.run(&constants),
         };
+        if let Some(workspace) = workspace {
+            self.memory.free(workspace)?;
+        }
         let printed = launch.printed.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut all = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
         printed.into_values().for_each(|text| all.push_str(&text));
@@ -329,6 +334,17 @@ impl Machine {
                 finding.message = finding.message.replace(&number, &format!("{name} ("));
             }
         }
+    }
+
+    /// Memory for the barrier of a grid, as the driver makes it for a cooperative launch: the number of its bytes, and the word
+    /// that blocks arrive at.
+    fn make_workspace(&self) -> Result<u64, MemoryError> {
+        const BYTES: u32 = 16;
+        let address = self.memory.allocate(u64::from(BYTES), None, false)?.base;
+        let (storage, offset) = self.memory.range("write", address, u64::from(BYTES))?;
+        storage.fill(offset, 0, u64::from(BYTES));
+        storage.write(offset, &BYTES.to_le_bytes());
+        Ok(address)
     }
 
     fn pool(&self) -> Result<Option<Arc<rayon::ThreadPool>>, LaunchError> {

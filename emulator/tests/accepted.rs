@@ -260,3 +260,54 @@ fn video_instructions_on_several_parts_take_registers_and_parts_in_order() {
     let body = "vadd4.u32.u32.u32 %r0.b20, %t, %t, %t; vadd.u32.u32.u32.add %r0, %r0, 5, 7; st.global.u32 [%a], %r0;";
     assert_eq!(run(body), std::array::from_fn::<u32, 32, _>(|t| 2 * t as u32 + 12).to_vec());
 }
+
+#[test]
+fn libraries_have_shared_memory_of_their_own() {
+    // The program's variables and the dynamic part are elsewhere.
+    let around = ".extern .shared .align 16 .b8 more[];";
+    let body = ".shared .align 4 .b8 own[128];\n\
+        mov.u32 %r0, %reserved_smem_offset_1; mov.u32 %r1, own; mov.u32 %r2, more;\n\
+        mad.lo.u32 %r3, %t, 4, %r1; st.shared.u32 [%r3], 5; bar.warp.sync -1;\n\
+        red.shared.or.b32 [%r0+284], %t; bar.warp.sync -1; ld.shared.u32 %r4, [%r0+284];\n\
+        ld.shared.u32 %r5, [%r3]; shl.b32 %r5, %r5, 8; or.b32 %r4, %r4, %r5;\n\
+        mov.u32 %r6, %reserved_smem_offset_begin; mov.u32 %r7, %reserved_smem_offset_end;\n\
+        mov.u32 %r8, %reserved_smem_offset_cap; sub.u32 %r7, %r7, %r6; setp.eq.u32 %p0, %r7, %r8;\n\
+        mov.u32 %r7, %reserved_smem_offset_0; setp.eq.and.u32 %p0, %r6, %r7, %p0;\n\
+        mov.u32 %r7, %total_smem_size; mov.u32 %r6, %aggr_smem_size; sub.u32 %r6, %r6, %r7;\n\
+        setp.eq.and.u32 %p0, %r6, %r8, %p0; setp.eq.and.u32 %p0, %r7, 128, %p0;\n\
+        selp.u32 %r5, 0x10000, 0, %p0; or.b32 %r4, %r4, %r5; st.global.u32 [%a], %r4;";
+    assert_eq!(run_for("8.1", "sm_80", around, body).unwrap(), [0x1051f; 32]);
+    // It has an end.
+    let body = "mov.u32 %r0, %reserved_smem_offset_end; ld.shared.u32 %r1, [%r0]; st.global.u32 [%a], %r1;";
+    let error = run_for("8.0", "sm_80", "", body).unwrap_err();
+    assert!(error.contains("out-of-bounds"), "{error}");
+}
+
+#[test]
+fn blocks_of_a_grid_meet_where_the_driver_says() {
+    // The barrier of cooperative groups: the first block adds so much that the sign flips when all have come.
+    let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 y)\n{\n\
+        .reg .b32 %r<8>; .reg .b64 %y, %a, %w; .reg .pred %p;\n\
+        ld.param.u64 %y, [y]; mov.u32 %r0, %ctaid.x; mad.wide.u32 %a, %r0, 4, %y;\n\
+        mov.u32 %r1, %envreg1; mov.u32 %r2, %envreg2; mov.b64 %w, {%r2, %r1};\n\
+        st.global.u32 [%a], %r0; mov.u32 %r3, 1; setp.eq.u32 %p, %r0, 0; @%p mov.u32 %r3, 0x7ffffffd;\n\
+        atom.add.acq_rel.gpu.u32 %r4, [%w+4], %r3;\n\
+        AGAIN: ld.acquire.gpu.u32 %r5, [%w+4]; xor.b32 %r5, %r5, %r4; setp.ge.s32 %p, %r5, 0; @%p bra AGAIN;\n\
+        xor.b32 %r0, %r0, 3; mad.wide.u32 %y, %r0, 4, %y; ld.global.u32 %r6, [%y];\n\
+        ld.u32 %r7, [%w]; setp.eq.u32 %p, %r7, 0; @%p trap;\n\
+        st.global.u32 [%a+16], %r6;\nret;\n}\n";
+    let module = common::parse("test.ptx", text).unwrap();
+    let machine = Machine::default();
+    let y = machine.allocate(32).unwrap();
+    // Every launch has a barrier of its own.
+    for _ in 0..2 {
+        launch(&machine, &module, 4, 1, 0, &[y]).unwrap();
+    }
+    let mut bytes = [0; 32];
+    machine.read(y, &mut bytes).unwrap();
+    let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|c| u32::from_le_bytes(*c)).collect();
+    assert_eq!(words, [0, 1, 2, 3, 3, 2, 1, 0]);
+    for body in ["mov.u32 %r0, %envreg32;", "mov.u32 %r0, %envreg01;"] {
+        assert!(run_for("8.0", "sm_80", "", body).unwrap_err().contains("%envreg"), "{body}");
+    }
+}

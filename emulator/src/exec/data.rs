@@ -3,7 +3,7 @@
 use super::access::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW};
 use super::code::{Core, Flow, Handler, Level};
 use super::lane::{Lane, lanes, warp};
-use crate::ir::op::{LaneMask, Op, Special};
+use crate::ir::op::{LaneMask, Op, Reserved, Special};
 use crate::ir::types::Ty;
 use crate::syntax::ast::Space;
 
@@ -126,6 +126,23 @@ fn read_special(core: &Core<'_>, register: Special) -> [u64; 32] {
         Special::TotalShared => {
             uniform(u64::from(launch.kernel.static_shared + launch.config.dynamic_shared))
         }
+        Special::AggregateShared => {
+            let own = launch.kernel.static_shared + launch.config.dynamic_shared;
+            uniform(u64::from(own + Reserved::BYTES))
+        }
+        Special::ReservedShared(what) => {
+            let begin = launch.kernel.reserved_shared;
+            uniform(u64::from(match what {
+                Reserved::Begin => begin,
+                Reserved::End => begin + Reserved::BYTES,
+                Reserved::Size => Reserved::BYTES,
+                Reserved::Part(part) => begin + u32::from(part) * Reserved::BYTES / 2,
+            }))
+        }
+        // The driver tells cooperative groups by these two where a grid's barrier is; in the others it tells nothing.
+        Special::Environment(1) => uniform(launch.workspace >> 32),
+        Special::Environment(2) => uniform(launch.workspace & 0xffff_ffff),
+        Special::Environment(_) => uniform(0),
         Special::WarpSize => uniform(32),
         Special::IsExplicitCluster => uniform(u64::from(launch.ranks() > 1)),
     }

@@ -27,7 +27,7 @@ use crate::check::order::Order;
 use crate::check::shadow::{Access, Shadow};
 use crate::check::{Finding, FindingKind, Related};
 use crate::config::{Checks, Completion, Numerics};
-use crate::ir::op::Op;
+use crate::ir::op::{Op, Reserved};
 use crate::ir::program::Kernel;
 use crate::machine::LaunchConfig;
 use crate::memory::global::Table;
@@ -81,6 +81,8 @@ pub(crate) struct Launch<'l> {
     pub(crate) threads: u32,
     pub(crate) warps: u32,
     pub(crate) shared_bytes: u32,
+    /// Where the barrier of the grid is, if the kernel asks for it.
+    pub(crate) workspace: u64,
     pub(crate) instruction_limit: u64,
     /// What all blocks may run together, how long that may take, and when it began.
     pub(crate) launch_limit: u64,
@@ -447,11 +449,17 @@ impl<'l> Launch<'l> {
         let fills = self.checks.asynchronous && self.kernel.fills;
         let shadow = (watched && self.shared_bytes > 0)
             .then(|| Shadow::new(self.shared_bytes, first, self.warps, fills));
+        let mut shared = Bytes::new(self.shared_bytes as usize);
+        if self.kernel.uses_reserved_shared() {
+            // Libraries clear the bits that they use, and leave the others as the driver made them.
+            let bytes = Reserved::BYTES as usize;
+            shared.write(self.kernel.reserved_shared as usize, &vec![0; bytes], &vec![true; bytes]);
+        }
         Block {
             number: (bz * gy + by) * gx + bx,
             index,
             rank,
-            shared: Bytes::new(self.shared_bytes as usize),
+            shared,
             shadow,
             instructions: 0,
             turns: 0,

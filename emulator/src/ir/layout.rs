@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::functions::used;
+use super::op::Reserved;
 use crate::error::ParseError;
 use crate::syntax::Source;
 use crate::syntax::ast::{self, Body, Space};
@@ -26,6 +27,8 @@ pub(super) struct Layout<'a> {
     pub(super) span: u32,
     pub(super) red_zones: Vec<(u32, u32)>,
     pub(super) uses_dynamic: bool,
+    /// Where the memory begins that is set aside for libraries, if an instruction asks for it.
+    pub(super) reserved: u32,
 }
 
 impl<'a> Layout<'a> {
@@ -45,6 +48,7 @@ impl<'a> Layout<'a> {
             span: 0,
             red_zones: Vec::new(),
             uses_dynamic: false,
+            reserved: 0,
         };
         let own = bodies.iter().enumerate().flat_map(|(i, b)| b.variables.iter().map(move |v| (i + 1, v)));
         let (mut end, mut dynamic_align, mut dynamic) = (0u64, 16u64, Vec::new());
@@ -69,6 +73,13 @@ impl<'a> Layout<'a> {
             }
             layout.places[owner].insert((variable.scope, name), offset);
             layout.variables.push((name.to_owned(), offset as u32, size as u32));
+        }
+        // It does not count among the program's own bytes.
+        if let Some(name) = names.iter().filter(|name| name.starts_with(Reserved::NAMES)).min() {
+            let offset = layout.leave_red_zone(span, 16);
+            span = offset + u64::from(Reserved::BYTES);
+            layout.variables.push(((*name).to_owned(), offset as u32, Reserved::BYTES));
+            layout.reserved = offset as u32;
         }
         if !dynamic.is_empty() {
             end = end.next_multiple_of(dynamic_align);

@@ -165,6 +165,7 @@ impl<'g, 'm, 'a> Linker<'g, 'm, 'a> {
             shared_span: layout.span,
             red_zones: layout.red_zones,
             uses_dynamic_shared: layout.uses_dynamic,
+            reserved_shared: layout.reserved,
             parameters: Vec::new(),
             parameter_bytes: 0,
             names: self.names,

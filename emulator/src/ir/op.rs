@@ -225,6 +225,9 @@ pub(crate) enum Special {
     GlobalTimerHigh,
     DynamicShared,
     TotalShared,
+    AggregateShared,
+    ReservedShared(Reserved),
+    Environment(u8),
     ClusterIndex(u8),
     ClusterCount(u8),
     ClusterBlockIndex(u8),
@@ -233,6 +236,24 @@ pub(crate) enum Special {
     ClusterBlockCount,
     IsExplicitCluster,
     WarpSize,
+}
+
+/// What a register tells of the shared memory that is set aside for libraries and the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Reserved {
+    Begin,
+    End,
+    /// How many bytes there are.
+    Size,
+    /// The first byte of one of its two parts.
+    Part(u8),
+}
+
+impl Reserved {
+    /// How the names of all these registers begin.
+    pub(crate) const NAMES: &str = "%reserved_smem_offset_";
+    /// Bytes that a GPU sets aside in each block.
+    pub(crate) const BYTES: u32 = 1024;
 }
 
 /// The lanes that a lane-mask register names, relative to the own lane.

@@ -1,6 +1,6 @@
 //! The translated module: instructions with their operands resolved, ready to be bound to code that runs them.
 
-use super::op::Op;
+use super::op::{Op, Special};
 use super::types::Ty;
 use crate::syntax::ast::{Class, Space};
 
@@ -145,6 +145,8 @@ pub(crate) struct Kernel {
     pub(crate) shared_span: u32,
     pub(crate) red_zones: Vec<(u32, u32)>,
     pub(crate) uses_dynamic_shared: bool,
+    /// Where the shared memory begins that is set aside for libraries.
+    pub(crate) reserved_shared: u32,
     /// Bytes of local memory that a thread needs.
     pub(crate) local: u32,
     /// Offset and size of each parameter.
@@ -168,6 +170,16 @@ impl Kernel {
     /// Whether threads have stacks: for calls, or for `alloca`.
     pub(crate) fn uses_stack(&self) -> bool {
         !self.calls.is_empty() || self.instructions.iter().any(|i| matches!(i.op, Op::Alloca { .. }))
+    }
+
+    /// Whether it asks where shared memory is set aside for libraries.
+    pub(crate) fn uses_reserved_shared(&self) -> bool {
+        self.instructions.iter().any(|i| matches!(i.op, Op::ReadSpecial(Special::ReservedShared(_), _)))
+    }
+
+    /// Whether it asks where the barrier of its grid is.
+    pub(crate) fn uses_workspace(&self) -> bool {
+        self.instructions.iter().any(|i| matches!(i.op, Op::ReadSpecial(Special::Environment(1 | 2), _)))
     }
 
     /// Whether it allocates from the heap.

@@ -4,8 +4,8 @@
 use super::form::{Chosen, Form};
 use super::op::{
     Atomic, Barrier, Binary as B, Carry, ClusterBarrier, Combine, Compare, LaneMask, Mbarrier, Mma, Mode, Op,
-    Permute, Property, ProxyFence, Relation, Shuffle, Special, Strength, Ternary as T, Unary as U, Vote,
-    Wgmma,
+    Permute, Property, ProxyFence, Relation, Reserved, Shuffle, Special, Strength, Ternary as T, Unary as U,
+    Vote, Wgmma,
 };
 use super::types::Ty;
 use crate::numeric::convert::Conversion;
@@ -301,7 +301,18 @@ pub(crate) fn special(name: &str, component: Option<&str>) -> Option<(Special, T
         ("%cluster_nctarank", None) => (Special::ClusterBlockCount, Ty::U32),
         ("%is_explicit_cluster", None) => (Special::IsExplicitCluster, Ty::Pred),
         ("%total_smem_size", None) => (Special::TotalShared, Ty::U32),
+        ("%aggr_smem_size", None) => (Special::AggregateShared, Ty::U32),
+        ("%reserved_smem_offset_begin", None) => (Special::ReservedShared(Reserved::Begin), Ty::U32),
+        ("%reserved_smem_offset_end", None) => (Special::ReservedShared(Reserved::End), Ty::U32),
+        ("%reserved_smem_offset_cap", None) => (Special::ReservedShared(Reserved::Size), Ty::U32),
+        ("%reserved_smem_offset_0", None) => (Special::ReservedShared(Reserved::Part(0)), Ty::U32),
+        ("%reserved_smem_offset_1", None) => (Special::ReservedShared(Reserved::Part(1)), Ty::U32),
         ("WARP_SZ", None) => (Special::WarpSize, Ty::U32),
+        (name, None) => {
+            let number =
+                name.strip_prefix("%envreg").filter(|digits| !digits.starts_with('0') || *digits == "0")?;
+            (Special::Environment(number.parse().ok().filter(|number| *number < 32)?), Ty::U32)
+        }
         _ => return None,
     })
 }
