@@ -68,6 +68,9 @@ pub struct Checks {
     pub uninitialised: bool,
     /// Accesses to shared or global memory that nothing orders.
     pub races: bool,
+    /// Races in which a warp writes what another warp of the cluster has written there. PTX gives them a meaning. Triton's code has
+    /// them, as it keeps a value in several warps where it has fewer elements than threads.
+    pub equal_writes: bool,
     /// Touching what asynchronous copies and products work on before they were waited for, and missing proxy fences.
     pub asynchronous: bool,
     /// Accesses to global memory by threads that have not executed `griddepcontrol.wait`, in kernels that have a `griddepcontrol`.
@@ -83,6 +86,7 @@ impl Checks {
             alignment: true,
             uninitialised: true,
             races: true,
+            equal_writes: true,
             asynchronous: true,
             dependencies: true,
         }
@@ -96,6 +100,7 @@ impl Checks {
             alignment: false,
             uninitialised: false,
             races: false,
+            equal_writes: false,
             asynchronous: false,
             dependencies: false,
         }

@@ -283,7 +283,7 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                 })
             };
             let raced = core.race_global_run(&run, &addresses, bytes, Access::Write);
-            if let Err(flow) = raced.map_err(|flow| core.same_value(flow, same)) {
+            if let Err(flow) = raced.or_else(|flow| core.same_value(flow, u32::MAX, same)) {
                 return flow;
             }
             let mut data = [[0u8; 16]; 32];
@@ -309,7 +309,8 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                             load_element::<E>(&core.block.shared, at).to_bytes() == raw(n, lane)
                         })
                     };
-                    core.race(lanes, addresses, bytes, access).map_err(|flow| core.same_value(flow, same))?;
+                    let raced = core.race(lanes, addresses, bytes, access);
+                    raced.or_else(|flow| core.same_value(flow, lanes, same))?;
                     if strength == Strength::Weak {
                         core.check_values(Space::Shared, lanes, addresses, bytes, alike)?;
                     }
@@ -389,7 +390,7 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                             })
                         };
                         let raced = core.race_global(index, here, addresses, bytes, access);
-                        raced.map_err(|flow| core.same_value(flow, same))?;
+                        raced.or_else(|flow| core.same_value(flow, here, same))?;
                         if strength == Strength::Weak {
                             core.check_values(Space::Global, here, addresses, bytes, alike)?;
                         }

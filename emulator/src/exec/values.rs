@@ -45,20 +45,31 @@ impl Core<'_> {
         self.fail(kind, 1 << first | 1 << second, message, Some(hint))
     }
 
-    /// Adds to a race what to do if both sides write the same value.
+    /// Adds to a race what to do if both sides write the same value. Where such races are none, a store that leaves all bytes as
+    /// they are goes on.
     #[cold]
-    pub(crate) fn same_value(&mut self, flow: Flow, same: impl Fn(&Self, usize) -> bool) -> Flow {
+    pub(crate) fn same_value(
+        &mut self,
+        flow: Flow,
+        stored: u32,
+        same: impl Fn(&Self, usize) -> bool,
+    ) -> Result<(), Flow> {
         let lanes = self.fault.as_ref().map_or(0, |fault| fault.lanes & self.warp.mask);
         if lanes != 0
             && ones(lanes).all(|lane| same(self, lane))
-            && let Some(fault) = &mut self.fault
+            && let Some(fault) = &self.fault
             && fault.related.iter().any(|(what, _)| what.starts_with("the write"))
         {
+            if !self.launch.checks.equal_writes && ones(stored).all(|lane| same(self, lane)) {
+                self.fault = None;
+                return Ok(());
+            }
+            let Some(fault) = &mut self.fault else { return Err(flow) };
             let hint = "the value stands there already: if all writers mean the same value, a strong store says so (`st.relaxed`, \
                         `st.volatile`); otherwise ";
             fault.hint = Some(format!("{hint}{}", fault.hint.take().unwrap_or_default()));
         }
-        flow
+        Err(flow)
     }
 }
 

@@ -1,9 +1,9 @@
 //! Accesses to the same bytes that nothing orders, in shared and global memory, and what does order them.
 
-use warpsmith_emulator::{Config, FindingKind, Machine};
+use warpsmith_emulator::{Checks, Config, FindingKind, Machine};
 
 use crate::common::{finding, launch, module};
-use crate::{fails, kernel, passes};
+use crate::{fails, kernel, passes, run_on};
 
 #[test]
 fn warps_that_share_memory_need_a_barrier() {
@@ -435,6 +435,35 @@ fn lanes_that_write_one_word_write_the_same() {
             let found = fails(&text(value, "st"), 64, kind);
             assert_eq!(found.hint.as_ref().unwrap().contains("stands there already"), same, "{found}");
         }
+    }
+}
+
+#[test]
+fn warps_may_write_what_is_there_if_that_is_no_race() {
+    let checks = Checks { equal_writes: false, ..Checks::default() };
+    let machine = Machine::new(Config { checks, ..Config::default() });
+    // Lanes of both warps write the same words, of which `value` is the content.
+    let text = |space: &str, value: &str, more: &str| {
+        let (around, start) = match space {
+            "shared" => (".shared .align 16 .b8 s[512];", "mov.u32 %r0, s;\ncvt.u64.u32 %x0, %r0;"),
+            _ => ("", "mov.b64 %x0, %p;"),
+        };
+        let body = format!(
+            "{start}\nand.b32 %r1, %t, 31;\nmad.wide.u32 %x0, %r1, 16, %x0;\nshr.u32 %r2, %t, 5;\n\
+             st.{space}.v4.u32 [%x0], {{%r1, {value}, %r1, 7}};\n{more}"
+        );
+        kernel(around, &body)
+    };
+    for space in ["shared", "global"] {
+        let run = |value, more| run_on(&machine, &text(space, value, more), 64, 512);
+        run("%r1", "").unwrap_or_else(|error| panic!("{error}"));
+        // One lane of the warp that writes something else makes a race, and so does a reader.
+        finding(run("%r2", ""));
+        finding(run(
+            "%r1",
+            &format!("xor.b32 %r3, %r1, 1;\nsetp.eq.u32 %c0, %r2, 0;\n@%c0 st.{space}.u32 [%x0], %r3;"),
+        ));
+        finding(run("%r1", &format!("ld.{space}.u32 %r3, [%x0+4];\nst.{space}.u32 [%x0], %r3;")));
     }
 }
 
