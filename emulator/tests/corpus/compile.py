@@ -95,8 +95,9 @@ def main():
         for architecture in first_architecture(path):
             write(f"{path.stem}.{architecture}.ptx", nvrtc.compile(path, architecture))
     import kernels_triton
+    import kernels_triton_more
 
-    for name, ptx in kernels_triton.compile_all():
+    for name, ptx in kernels_triton.compile_all(kernels_triton.KERNELS + kernels_triton_more.KERNELS):
         write(f"{name}.triton.ptx", ptx)
     lines = [f"nvrtc {nvrtc.version}", f"triton {kernels_triton.version()}", *names]
     (out / "compiled.txt").write_text("\n".join(lines) + "\n")

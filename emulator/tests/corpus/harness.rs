@@ -27,7 +27,7 @@ pub(crate) struct Case {
     printed: String,
     /// The arguments are the buffers and n, then what Triton adds.
     triton: bool,
-    /// Two warps write the same bytes: the check for races is off.
+    /// Two warps write the same values to the same bytes.
     repeats: bool,
     /// The output's first contents.
     before: Vec<u8>,
@@ -102,7 +102,7 @@ impl Case {
             "sm_80" => Config::default(),
             _ => Config::hopper(),
         };
-        config.checks.races &= !self.repeats;
+        config.checks.equal_writes &= !self.repeats;
         let machine = Machine::new(config);
         let put = |bytes: &[u8]| {
             let at = machine.allocate(bytes.len() as u64).map_err(|e| e.to_string())?;

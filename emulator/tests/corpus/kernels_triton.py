@@ -139,9 +139,9 @@ def version():
     return triton.__version__
 
 
-def compile_all():
+def compile_all(kernels):
     """The kernels' names and their PTX, for sm_80 and sm_90."""
-    for kernel, output, block in KERNELS:
+    for kernel, output, block in kernels:
         for number in (80, 90):
             signature = {"x": WORD, "y": output, "n": "i32", "BLOCK": "constexpr"}
             source = ASTSource(fn=kernel, signature=signature, constexprs={"BLOCK": block})

@@ -5,11 +5,18 @@
 //! compilers
 //! come from PyPI. Every kernel of every file must have a case, and every case must be right for each architecture.
 
+mod cases_blocks;
+mod cases_clusters;
 mod cases_floats;
 mod cases_functions;
+mod cases_groups;
+mod cases_inline;
 mod cases_integers;
+mod cases_language;
 mod cases_libraries;
+mod cases_library;
 mod cases_triton;
+mod cases_triton_more;
 mod cases_warps;
 mod harness;
 
@@ -45,6 +52,13 @@ fn every_kernel_is_accepted_and_right() {
         cases_floats::cases(),
         cases_libraries::cases(),
         cases_triton::cases(),
+        cases_blocks::cases(),
+        cases_clusters::cases(),
+        cases_groups::cases(),
+        cases_inline::cases(),
+        cases_language::cases(),
+        cases_library::cases(),
+        cases_triton_more::cases(),
     ]
     .into_iter()
     .flatten()
