@@ -455,7 +455,7 @@ fn warps_may_write_what_is_there_if_that_is_no_race() {
         kernel(around, &body)
     };
     for space in ["shared", "global"] {
-        let run = |value, more| run_on(&machine, &text(space, value, more), 64, 512);
+        let run = |value: &str, more: &str| run_on(&machine, &text(space, value, more), 64, 512);
         run("%r1", "").unwrap_or_else(|error| panic!("{error}"));
         // One lane of the warp that writes something else makes a race, and so does a reader.
         finding(run("%r2", ""));
