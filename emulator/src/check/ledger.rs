@@ -3,8 +3,8 @@
 //! Clusters run in any order and at the same time: whatever two of them touched and one wrote is a race, unless they order it
 //! themselves. A cluster counts as one here: it has a *time*, which goes on with each release, and it knows of each other cluster up to
 //! which time it has learnt what that one did. Locks, grid barriers, flags behind fences and the last block of a reduction are
-//! followed so. Scopes are not told apart, and what one warp learns its whole cluster knows: that hides mistakes at worst, and makes
-//! none up.
+//! followed so. Only releases and acquires for all of the GPU get here. What one warp learns its whole cluster knows: that hides
+//! mistakes at worst, and makes none up.
 //!
 //! Clusters that do not communicate run on many threads. Nothing orders them, so the ledger is looked through at the end, in the order of
 //! addresses and clusters: the same race is reported whatever thread ran which cluster when.

@@ -1,8 +1,8 @@
 //! What strong accesses and fences pass on.
 //!
 //! A release leaves what its warp did and knows at the place that it writes; an acquire takes what it finds at the place that it
-//! reads. A fence makes releases of the relaxed writes behind it, and acquires of the relaxed reads before it. Scopes are not told
-//! apart, and places keep all that was ever left there: both hide mistakes at worst, and make none up.
+//! reads. A fence makes releases of the relaxed writes behind it, and acquires of the relaxed reads before it. Scopes are told apart
+//! only between clusters, and places keep all that was ever left there: both hide mistakes at worst, and make none up.
 
 use std::collections::HashMap;
 
@@ -107,6 +107,9 @@ impl Core<'_> {
     /// The same between clusters, for a read.
     fn find_in_turns(&mut self, strength: Strength, lanes: u32, place: impl Fn(usize) -> u64) {
         let (Some(turns), Some(log)) = (&mut self.turns, &mut self.log) else { return };
+        if !strength.is_far() {
+            return;
+        }
         for place in global_places(lanes, place) {
             turns.find(self.number, place, strength.acquires(), log, &mut self.order);
         }
@@ -115,6 +118,9 @@ impl Core<'_> {
     /// And for a write.
     fn leave_in_turns(&mut self, strength: Strength, lanes: u32, place: impl Fn(usize) -> u64) {
         let (Some(turns), Some(log)) = (&mut self.turns, &mut self.log) else { return };
+        if !strength.is_far() {
+            return;
+        }
         for place in global_places(lanes, place) {
             turns.leave(self.number, place, strength.releases(), log, &mut self.order);
         }

@@ -42,15 +42,36 @@ pub(crate) enum Strength {
     Acquire,
     Release,
     AcquireRelease,
+    /// The same for the threads of the block or the cluster alone.
+    RelaxedNear,
+    AcquireNear,
+    ReleaseNear,
+    AcquireReleaseNear,
 }
 
 impl Strength {
     pub(crate) fn acquires(self) -> bool {
-        matches!(self, Self::Acquire | Self::AcquireRelease)
+        matches!(self, Self::Acquire | Self::AcquireRelease | Self::AcquireNear | Self::AcquireReleaseNear)
     }
 
     pub(crate) fn releases(self) -> bool {
-        matches!(self, Self::Release | Self::AcquireRelease)
+        matches!(self, Self::Release | Self::AcquireRelease | Self::ReleaseNear | Self::AcquireReleaseNear)
+    }
+
+    /// Whether it takes part in synchronisation with other clusters, too.
+    pub(crate) fn is_far(self) -> bool {
+        matches!(self, Self::Relaxed | Self::Acquire | Self::Release | Self::AcquireRelease)
+    }
+
+    /// The same within the cluster.
+    pub(crate) fn near(self) -> Self {
+        match self {
+            Self::Relaxed => Self::RelaxedNear,
+            Self::Acquire => Self::AcquireNear,
+            Self::Release => Self::ReleaseNear,
+            Self::AcquireRelease => Self::AcquireReleaseNear,
+            other => other,
+        }
     }
 }
 
@@ -479,7 +500,8 @@ impl Op {
             return None;
         };
         let integer = matches!(ty, Ty::B32 | Ty::B64 | Ty::U32 | Ty::U64 | Ty::S32 | Ty::S64);
-        (op.commutes() && integer && !result && strength == Strength::Relaxed).then_some((op, ty))
+        (op.commutes() && integer && !result && matches!(strength, Strength::Relaxed | Strength::RelaxedNear))
+            .then_some((op, ty))
     }
 
     /// Whether it uses mbarriers, or memory through another proxy, so that clocks need channels.

@@ -70,7 +70,9 @@ fn strength(c: &Chosen<'_>, otherwise: Strength) -> Strength {
         ("release", Strength::Release),
         ("acq_rel", Strength::AcquireRelease),
     ];
-    c.pick(&names, otherwise)
+    let strength = c.pick(&names, otherwise);
+    // Where no scope is named, it is the GPU's or the system's.
+    if c.has("cta") || c.has("cluster") { strength.near() } else { strength }
 }
 
 fn carry(c: &Chosen<'_>, op: Carry) -> Op {
