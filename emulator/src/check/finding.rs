@@ -151,10 +151,12 @@ impl fmt::Display for Finding {
         let [x, y, z] = self.block;
         writeln!(
             f,
-            "{:width$} = kernel `{}`, block ({x}, {y}, {z}), warp {}, {}",
+            "{:width$} = kernel `{}`, block ({x}, {y}, {z}), warp {}{}{}",
             "",
             self.kernel,
             self.warp,
+            // Of a race between blocks the lanes are not known.
+            if self.lanes == 0 { "" } else { ", " },
             Lanes(self.lanes)
         )?;
         for related in &self.related {
@@ -192,7 +194,7 @@ pub(crate) struct Lanes(pub(crate) u32);
 impl fmt::Display for Lanes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0 == 0 {
-            return f.write_str("no lane");
+            return Ok(());
         }
         if self.0 == u32::MAX {
             return f.write_str("all lanes");
@@ -275,7 +277,7 @@ error[shared-race]: read of shared memory at byte 16 races with the write by war
         let bare = Finding { line: 0, related: Vec::new(), hint: None, lanes: 0, ..finding() };
         let expected = "\
 error[shared-race]: read of shared memory at byte 16 races with the write by warp 2
-  = kernel `scan`, block (1, 0, 2), warp 3, no lane
+  = kernel `scan`, block (1, 0, 2), warp 3
 ";
         assert_eq!(bare.to_string(), expected);
     }

@@ -96,7 +96,11 @@ impl Core<'_> {
     pub(crate) fn uninitialised(&mut self, lanes: u32, what: &str) -> Flow {
         let message = format!("{what} depends on a value that nothing wrote");
         let hint = "initialise it, or check that the write comes first on every path";
-        self.fail(FindingKind::Uninitialised, lanes, message, Some(hint))
+        self.fail(FindingKind::Uninitialised, lanes, message, Some(hint));
+        if let (Some(origin), Some(fault)) = (self.warp.unwritten, &mut self.fault) {
+            fault.related.push((origin.0.to_owned(), origin.1));
+        }
+        Flow::Fault
     }
 
     /// Calls `f` once for each space that the lanes' addresses are in, with addresses inside that space.

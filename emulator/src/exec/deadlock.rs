@@ -61,7 +61,7 @@ impl Core<'_> {
                 }
                 if warp.active != 0 {
                     let group = Group::at(warp.pc, warp.active);
-                    let text = "polls what nobody will change".to_owned();
+                    let text = self.polls(warp);
                     places.push(Place { rank, warp: warp.number, group, text });
                 }
             }
@@ -89,10 +89,26 @@ impl Core<'_> {
         }));
     }
 
+    /// What a warp polls, in words.
+    fn polls(&self, warp: &Warp) -> String {
+        let Some((rank, offset)) = warp.polled else { return "polls what nobody will change".to_owned() };
+        let (place, state) = self.mbarrier_state(rank, offset);
+        format!("polls the mbarrier at {place}: {state}")
+    }
+
+    /// Where an mbarrier is, and what it lacks.
+    fn mbarrier_state(&self, rank: u32, offset: u32) -> (String, String) {
+        let state = match self.look(rank).and_then(|block| block.mbarriers.get(offset)) {
+            Some(barrier) => barrier.describe(),
+            None => "which is not initialised any more".to_owned(),
+        };
+        (self.launch.describe_shared(offset), state)
+    }
+
     /// What a group of the block's warps waits for, in words.
     fn waits(&self, warp: &Warp, group: &Group) -> String {
         match group.state {
-            State::Ready => "polls what nobody will change".to_owned(),
+            State::Ready => self.polls(warp),
             State::Converging(wanted) => {
                 format!("waits for lanes {:#010x}, which do not come", wanted & warp.live & !group.lanes)
             }
@@ -105,11 +121,7 @@ impl Core<'_> {
                 )
             }
             State::Mbarrier { rank, offset, parity } => {
-                let state = match self.look(rank).and_then(|block| block.mbarriers.get(offset)) {
-                    Some(barrier) => barrier.describe(),
-                    None => "which is not initialised any more".to_owned(),
-                };
-                let place = self.launch.describe_shared(offset);
+                let (place, state) = self.mbarrier_state(rank, offset);
                 format!("waits at the mbarrier at {place} for the end of a phase of parity {parity}: {state}")
             }
             State::Warpgroup => super::wgmma::Products::WAITS.to_owned(),

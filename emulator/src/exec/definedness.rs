@@ -31,6 +31,17 @@ impl Core<'_> {
         if !self.launch.checks.uninitialised {
             return;
         }
+        match inst.op {
+            Op::Load { .. } => {
+                self.warp.unwritten =
+                    Some(("the warp's last load of what nothing had written", self.warp.pc));
+            }
+            Op::Shuffle { .. } => {
+                let what = "the warp's last shuffle that gave lanes nothing: what they read from did not take part, or had nothing";
+                self.warp.unwritten = Some((what, self.warp.pc));
+            }
+            _ => {}
+        }
         let registers = &self.warp.registers;
         let of = |slot: Slot| match before.iter().find(|(overwritten, ..)| *overwritten == slot) {
             Some((_, values, bits)) => (*values, *bits),

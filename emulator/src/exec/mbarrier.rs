@@ -43,14 +43,12 @@ pub(crate) struct Mbarrier {
 impl Mbarrier {
     /// Its state in words.
     pub(super) fn describe(&self) -> String {
-        format!(
-            "phase {} (parity {}) lacks {} of {} arrivals and {} bytes",
-            self.phase,
-            self.phase & 1,
-            self.pending,
-            self.expected,
-            self.bytes
-        )
+        let (phase, pending, expected) = (self.phase, self.pending, self.expected);
+        let bytes = match self.bytes {
+            0.. => format!("and {} bytes", self.bytes),
+            _ => format!("and has got {} bytes more than it was told to expect", -self.bytes),
+        };
+        format!("phase {phase} (parity {}) lacks {pending} of {expected} arrivals {bytes}", phase & 1)
     }
 
     /// Whether an actor knows of its initialisation.
@@ -437,6 +435,7 @@ fn wait(core: &mut Core<'_>, inst: &Inst) -> Result<Flow, Flow> {
             }
         }
     }
+    core.warp.polled = (done != mask).then_some((rank, first.0));
     if done != 0 {
         core.warp.settle_lanes();
     }

@@ -11,6 +11,11 @@ use crate::check::lanes::{LaneAccess, LaneRace};
 use crate::check::order;
 use crate::check::shadow::{Access, Conflict, GRANULE, REGION, Who};
 
+/// Instructions from a load to the store of what it has read, where both are one statement.
+const NEAR: u32 = 8;
+
+const HINT_CHANGE: &str = "if both add to what stands there or change it, use atomic operations; or else put a barrier between the two";
+
 impl Core<'_> {
     /// Notes accesses to shared memory, and reports those that race. The lanes' accesses are inside.
     #[inline(always)]
@@ -211,6 +216,11 @@ impl Core<'_> {
         });
     }
 
+    /// Whether the running instruction stores what the load at a place just before it has read, most likely: `x += y`.
+    fn changes(&self, load: u32) -> bool {
+        (1..=NEAR).contains(&self.warp.pc.wrapping_sub(load))
+    }
+
     #[cold]
     pub(crate) fn raced_lane(&mut self, race: LaneRace, what: &str) -> Flow {
         let place = self.launch.describe_shared(race.offset);
@@ -221,6 +231,7 @@ impl Core<'_> {
         );
         // Where one barrier is missing, other warps may lack it too.
         let hint = match self.launch.warps {
+            _ if what == Access::Write.name() && !race.wrote && self.changes(race.at) => HINT_CHANGE,
             1 => "the lanes of a warp need not run in step: put `bar.warp.sync` between the two",
             _ => {
                 "put a barrier of the block between the two (`bar.sync`, `sync_threads`), or `bar.warp.sync` if no other warp shares \
@@ -505,6 +516,12 @@ impl Core<'_> {
                 let message =
                     format!("{what} of shared memory at {place} races with the {} by {party}", access.name());
                 let hint = match self.launch.ranks() {
+                    _ if what == Access::Write.name()
+                        && access == Access::Read
+                        && self.changes(conflict.at) =>
+                    {
+                        HINT_CHANGE
+                    }
                     1 => "put a barrier of the block between the two (`bar.sync`, `sync_threads`)",
                     _ => {
                         "put a barrier of the block between the two (`bar.sync`, `sync_threads`), or of the cluster if they are of \

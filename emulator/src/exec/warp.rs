@@ -64,6 +64,12 @@ pub(crate) struct Warp {
     pub(crate) calls: Option<Box<Calls>>,
     /// What it has done since it began to read late, if it has.
     pub(crate) late: Option<Box<Late>>,
+    /// It has failed, and others go on.
+    pub(crate) halted: bool,
+    /// The mbarrier that its last wait found in a phase that goes on: the block's rank, and the offset.
+    pub(crate) polled: Option<(u32, u32)>,
+    /// Its last instruction that read what nothing had written.
+    pub(crate) unwritten: Option<(&'static str, u32)>,
 }
 
 /// Lanes that do not run at the moment.
@@ -145,6 +151,9 @@ impl Warp {
             local,
             calls: None,
             late: None,
+            halted: false,
+            polled: None,
+            unwritten: None,
         }
     }
 
@@ -249,6 +258,8 @@ impl Warp {
 
     /// Whether some group can run.
     pub(crate) fn is_ready(&self) -> bool {
-        (self.active != 0 || self.others.iter().any(|g| g.state == State::Ready)) && !self.rests()
+        (self.active != 0 || self.others.iter().any(|g| g.state == State::Ready))
+            && !self.rests()
+            && !self.halted
     }
 }
