@@ -7,7 +7,7 @@ use super::registers::Slot;
 use super::warp::{Next, State, Warp};
 use super::wgmma::Warpgroup;
 use crate::check::FindingKind;
-use crate::check::order::Clock;
+use crate::check::order::{Actor, Clock};
 use crate::check::shadow::Shadow;
 use crate::config::Completion;
 use crate::ir::op::Barrier;
@@ -34,6 +34,7 @@ pub(crate) struct Block {
     /// Turns that its warps have had.
     pub(crate) turns: u32,
     pub(crate) barriers: [BarrierState; 16],
+    pub(crate) last_phases: [Option<LastPhase>; 16],
     pub(crate) mbarriers: Mbarriers,
     /// Registers that `setmaxnreg` has given back and nobody has taken.
     pub(crate) spare_registers: u32,
@@ -75,6 +76,16 @@ impl BarrierState {
             })
             .sum()
     }
+}
+
+/// The last phase of a barrier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LastPhase {
+    /// The warps that waited, a bit each.
+    waited: u32,
+    stamp: u32,
+    /// The instruction that ended it.
+    at: u32,
 }
 
 impl BarrierState {
@@ -130,42 +141,12 @@ impl Core<'_> {
             match self.run_warp() {
                 End::Over => self.cluster.progress = true,
                 End::Polling => self.cluster.polling = true,
-                End::Failed => {
-                    self.prefer_race(index);
-                    return Turn::Failed;
-                }
+                End::Failed if self.hold() => self.cluster.progress = true,
+                End::Failed => return Turn::Failed,
             }
             std::mem::swap(&mut self.warp, &mut self.block.parked[index]);
         }
         if finished { Turn::Finished } else { Turn::Paused }
-    }
-
-    /// A warp has met what nothing wrote. If another warp of its block is about to write that, what is missing is a barrier: the others run
-    /// until they wait, and a race that they find is reported instead.
-    #[cold]
-    fn prefer_race(&mut self, failed: usize) {
-        let Some(fault) = self.fault.take_if(|fault| fault.kind == FindingKind::Uninitialised) else {
-            return;
-        };
-        std::mem::swap(&mut self.warp, &mut self.block.parked[failed]);
-        for index in (0..self.block.parked.len()).filter(|&index| index != failed) {
-            if self.block.parked[index].live == 0 || !self.block.parked[index].is_ready() {
-                continue;
-            }
-            std::mem::swap(&mut self.warp, &mut self.block.parked[index]);
-            self.run_warp();
-            if self
-                .fault
-                .as_ref()
-                .is_some_and(|f| matches!(f.kind, FindingKind::SharedRace | FindingKind::GlobalRace))
-            {
-                return;
-            }
-            self.fault = None;
-            std::mem::swap(&mut self.warp, &mut self.block.parked[index]);
-        }
-        std::mem::swap(&mut self.warp, &mut self.block.parked[failed]);
-        self.fault = Some(fault);
     }
 
     /// Runs the warp until it waits, polls, ends, or its quantum is used up.
@@ -283,6 +264,7 @@ impl Core<'_> {
         result: Slot,
     ) -> Result<Flow, Flow> {
         let (warp, mask) = (self.warp.number, self.warp.mask);
+        self.check_phase(id)?;
         let barrier = &mut self.block.barriers[usize::from(id)];
         if !barrier.arrivals.is_empty() && barrier.count != count {
             let show = |count: Option<u32>| count.map_or("all".to_owned(), |c| c.to_string());
@@ -312,6 +294,32 @@ impl Core<'_> {
         }
     }
 
+    /// A warp that comes to a barrier in whose last phase it did not wait must know that this phase is over: with another timing it would
+    /// have counted for that.
+    fn check_phase(&mut self, id: u8) -> Result<(), Flow> {
+        let Some(last) = self.block.last_phases[usize::from(id)] else { return Ok(()) };
+        let first = self.launch.warps * self.block.rank;
+        let waited = |warp: u32| last.waited >> warp & 1 == 1;
+        let knows = |warp: u32| self.order.knows(self.warp.actor, (first + warp) as Actor, last.stamp);
+        if !self.launch.checks.races
+            || waited(self.warp.number)
+            || (0..self.launch.warps).any(|warp| waited(warp) && knows(warp))
+        {
+            return Ok(());
+        }
+        let message = format!(
+            "nothing orders this arrival at barrier {id} behind its last phase, in which warp {} did not wait: the arrival might have \
+             counted for that phase",
+            self.warp.number
+        );
+        let hint = "give each group of warps a barrier of its own, or let the group that comes later wait for the other";
+        self.fail(FindingKind::BarrierMisuse, self.warp.mask, message, Some(hint));
+        if let Some(fault) = &mut self.fault {
+            fault.related.push((format!("the end of the last phase of barrier {id}"), last.at));
+        }
+        Err(Flow::Fault)
+    }
+
     /// Completes a barrier if enough threads have arrived.
     fn complete(&mut self, id: u8) -> bool {
         let barrier = &self.block.barriers[usize::from(id)];
@@ -330,6 +338,10 @@ impl Core<'_> {
         if self.log.is_some() || self.block.shadow.is_some() || !self.launch.kernel.late.is_empty() {
             self.order.barrier(&arrivals);
         }
+        let waited =
+            barrier.arrivals.iter().filter(|a| a.clock.is_none()).fold(0, |all, a| all | 1 << a.warp);
+        let last = LastPhase { waited, stamp: self.order.now(), at: self.warp.pc };
+        self.block.last_phases[usize::from(id)] = (waited != 0).then_some(last);
         if let Some(shadow) = &mut self.block.shadow
             && everyone
         {

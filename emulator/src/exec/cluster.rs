@@ -96,6 +96,11 @@ impl Core<'_> {
 
     /// Runs every block of the cluster, once around.
     pub(crate) fn run_cluster(&mut self) -> Turn {
+        let turn = self.run_blocks();
+        if self.held.is_some() { self.settle_held(turn) } else { turn }
+    }
+
+    fn run_blocks(&mut self) -> Turn {
         (self.cluster.progress, self.cluster.polling) = (false, false);
         let mut finished = true;
         for rank in 0..self.launch.ranks() {

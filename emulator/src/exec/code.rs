@@ -3,6 +3,7 @@
 use super::agent::Engine;
 use super::block::Block;
 use super::cluster::Cluster;
+use super::held::Held;
 use super::launch::Launch;
 use super::registers::{Constants, Slot, slot_of};
 use super::strong::Locations;
@@ -135,6 +136,8 @@ pub(crate) struct Core<'l> {
     pub(crate) constants: &'l Constants,
     pub(crate) launch: &'l Launch<'l>,
     pub(crate) fault: Option<Box<Fault>>,
+    /// A fault that waits for whether a race turns up.
+    pub(crate) held: Option<Held>,
     /// What the cluster's threads have printed.
     pub(crate) printed: String,
 }

@@ -370,6 +370,9 @@ impl<'l> Launch<'l> {
                     }
                     Turn::Failed => {
                         self.keep_all_printed(&mut resident);
+                        if let Some(race) = race_instead(&mut resident, index, turns) {
+                            return Err(self.race(constants, &race));
+                        }
                         return Err(self.finding(&mut resident[index]));
                     }
                 }
@@ -410,6 +413,7 @@ impl<'l> Launch<'l> {
             constants,
             launch: self,
             fault: None,
+            held: None,
             printed: String::new(),
         }
     }
@@ -464,6 +468,7 @@ impl<'l> Launch<'l> {
             instructions: 0,
             turns: 0,
             barriers: std::array::from_fn(|_| BarrierState::default()),
+            last_phases: [None; 16],
             mbarriers: Mbarriers::default(),
             spare_registers: 0,
             warpgroups: Vec::new(),
@@ -517,4 +522,14 @@ impl<'l> Launch<'l> {
             hint: fault.hint,
         })
     }
+}
+
+/// A cluster has met what nothing wrote. If another one has written that since, what is missing is an order of the two.
+fn race_instead(resident: &mut [Core<'_>], failed: usize, turns: Option<Box<Turns>>) -> Option<Race> {
+    let is_unwritten = |fault: &Fault| fault.kind == FindingKind::Uninitialised;
+    let mut turns = turns.filter(|_| resident[failed].fault.as_deref().is_some_and(is_unwritten))?;
+    for core in resident {
+        turns.end(core.number, core.log.as_mut()?);
+    }
+    turns.race()
 }

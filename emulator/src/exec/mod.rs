@@ -45,6 +45,7 @@ mod data;
 mod deadlock;
 mod definedness;
 mod floating;
+mod held;
 mod lane;
 mod late;
 pub(crate) mod launch;
