@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod late;
+mod planted;
 mod races;
 mod stages;
 mod threads;

@@ -296,6 +296,11 @@ fn blocks_that_communicate_are_ordered_by_what_they_release_and_acquire() {
         (relaxed, poll, "membar.cta;", "membar.cta;", false),
         ("st.volatile.global.u32", "ld.volatile.global.u32", "", "", false),
         (write, poll, fence, fence, false),
+        // Another block is not in the scope.
+        ("st.release.cta.global.u32", acquire, "", "", false),
+        (release, "ld.acquire.cta.global.u32", "", "", false),
+        ("st.relaxed.cta.global.u32", poll, fence, fence, false),
+        ("st.volatile.global.u32", poll, fence, fence, true),
     ] {
         let text = published(write, store, load, before, behind);
         match run(&text) {
