@@ -25,14 +25,15 @@ impl Core<'_> {
     /// The running warp has failed. Whether the others go on, as it has met what nothing wrote.
     #[cold]
     pub(super) fn hold(&mut self) -> bool {
-        if self.held.is_some() {
-            return false;
-        }
         let Some(mut fault) = self.fault.take_if(|fault| fault.kind == FindingKind::Uninitialised) else {
             return false;
         };
         fault.at.get_or_insert(self.warp.pc);
         self.warp.halted = true;
+        // Of several that met such values the first is reported, if the others find no race.
+        if self.held.is_some() {
+            return true;
+        }
         let (rank, warp) = (self.block.rank, self.warp.number);
         let limit = self.cluster_instructions() + MOST_INSTRUCTIONS;
         self.held = Some(Held { fault, rank, warp, rounds: 0, limit });

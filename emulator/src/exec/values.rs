@@ -60,7 +60,9 @@ impl Core<'_> {
             && let Some(fault) = &self.fault
             && fault.related.iter().any(|(what, _)| what.starts_with("the write"))
         {
-            if !self.launch.checks.equal_writes && ones(stored).all(|lane| same(self, lane)) {
+            let is_of_warps = matches!(fault.kind, FindingKind::SharedRace | FindingKind::GlobalRace)
+                && !fault.related.iter().any(|(what, _)| what.contains("copy engine"));
+            if is_of_warps && !self.launch.checks.equal_writes && ones(stored).all(|lane| same(self, lane)) {
                 self.fault = None;
                 return Ok(());
             }

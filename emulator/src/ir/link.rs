@@ -148,6 +148,7 @@ impl<'g, 'm, 'a> Linker<'g, 'm, 'a> {
         let first = reductions.next();
         let mixed = reductions.any(|other| Some(other) != first);
         let communicates = allocates || mixed || done.iter().any(|i| i.op.communicates());
+        let orders_quietly = done.iter().any(|i| i.op.orders_quietly());
         let engine = done.iter().any(|i| i.op.uses_engine());
         let fills = done.iter().any(|i| i.op.fills_shared());
         let dependent = done.iter().any(|i| matches!(i.op, Op::Grids { .. }));
@@ -170,6 +171,7 @@ impl<'g, 'm, 'a> Linker<'g, 'm, 'a> {
             parameter_bytes: 0,
             names: self.names,
             communicates,
+            orders_quietly,
             engine,
             fills,
             late: self.late,

@@ -518,6 +518,20 @@ impl Op {
         )
     }
 
+    /// Whether it may order warps without passing on what they did: they know of each other's progress, and nothing of that stands in clocks.
+    pub(crate) fn orders_quietly(self) -> bool {
+        match self {
+            Self::Load { strength, .. } | Self::Store { strength, .. } => strength != Strength::Weak,
+            Self::ClusterBarrier { relaxed, .. } | Self::Mbarrier { relaxed, .. } => relaxed,
+            Self::Atomic { .. }
+            | Self::CopyArrive { .. }
+            | Self::TensorCopy { .. }
+            | Self::BulkCopy(_)
+            | Self::StoreAsync { .. } => true,
+            _ => false,
+        }
+    }
+
     /// Whether the copy engine writes shared memory for it.
     pub(crate) fn fills_shared(self) -> bool {
         matches!(

@@ -156,6 +156,8 @@ pub(crate) struct Kernel {
     pub(crate) names: RegisterNames,
     /// Whether blocks may communicate with each other.
     pub(crate) communicates: bool,
+    /// Whether warps may be ordered in ways that clocks do not know.
+    pub(crate) orders_quietly: bool,
     /// Whether it uses mbarriers or the copy engine.
     pub(crate) engine: bool,
     /// Whether the copy engine writes shared memory.

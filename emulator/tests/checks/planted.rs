@@ -141,6 +141,22 @@ fn a_missing_barrier_is_called_that_where_the_write_comes_late() {
 }
 
 #[test]
+fn a_missing_order_is_called_that_however_many_warps_read_first() {
+    // The last of three warps writes what all read.
+    let text = |barrier: &str| {
+        kernel(
+            ".shared .align 4 .b8 s[4];",
+            &format!(
+                "mov.u32 %r2, s;\nsetp.lt.u32 %c0, %t, 64;\n@!%c0 st.shared.u32 [%r2], 7;\n{barrier}\n\
+                 ld.shared.u32 %r4, [%r2];\nst.global.u32 [%q], %r4;"
+            ),
+        )
+    };
+    passes(&text("bar.sync 0;"), 96);
+    fails(&text(""), 96, SharedRace);
+}
+
+#[test]
 fn a_missing_order_of_blocks_is_called_that_where_the_write_comes_late() {
     let text = |write: &str| {
         kernel(
@@ -187,6 +203,12 @@ fn a_barrier_that_groups_use_in_turn_needs_an_order_of_the_turns() {
         )
     };
     passes(&ring("@%c0 bar.sync 2, 64;"), 64);
+    // An order that passes on nothing of memory is one all the same.
+    let relaxed = "barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;";
+    let module = hopper_module(&text(relaxed));
+    let machine = Machine::new(Config::hopper());
+    let p = machine.allocate(4 * 128).expect("there is room");
+    launch(&machine, &module, 1, 128, 0, &[p]).unwrap_or_else(|error| panic!("{error}"));
 }
 
 #[test]

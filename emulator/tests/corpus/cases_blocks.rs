@@ -107,10 +107,10 @@ fn of_warps(x: &[u32], n: usize, threads: usize) -> Vec<u32> {
         let (warp, half) = (&v[i / 32 * 32..][..32], &v[i / 16 * 16..][..16]);
         let lane = i % 32;
         let mut r = sum(&warp[..lane]).wrapping_add(sum(warp).wrapping_mul(3));
-        if i % 16 == 0 {
+        if i.is_multiple_of(16) {
             r = r.wrapping_add(sum(half).wrapping_mul(5));
         }
-        if i % 16 == 0 || v[i] % 5 == 0 {
+        if i.is_multiple_of(16) || v[i].is_multiple_of(5) {
             let end = (i % 16 + 1..16).find(|k| half[*k] % 5 == 0).unwrap_or(16);
             r = r.wrapping_add(most(&half[i % 16..end]).wrapping_mul(7));
         }

@@ -32,7 +32,7 @@ pub(crate) fn cases() -> Vec<Case> {
         let other = block ^ 1;
         x[i].wrapping_mul(3).wrapping_add(x[other * 64 + 63 - t]).wrapping_add(other as u32 % 2 + 2)
     };
-    let stored = |i: usize| x[(i / 64 ^ 1) * 64 + 63 - i % 64].wrapping_add(7);
+    let stored = |i: usize| x[((i / 64) ^ 1) * 64 + 63 - i % 64].wrapping_add(7);
     let sums = |t: usize| (0..5).fold(0u32, |s, block| s.wrapping_add(x[block * 128 + t] & 0xffff));
     let staged = |t: usize| {
         let step = |s: u32, k: usize| {

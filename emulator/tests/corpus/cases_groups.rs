@@ -32,7 +32,7 @@ fn diverged(x: &[u32], i: usize) -> u32 {
     let mut r = down
         .wrapping_add(mask(&group, |at| x[at] & 2 != 0).wrapping_mul(3))
         .wrapping_add(up)
-        .wrapping_add(u32::from(group.iter().any(|at| x[*at] % 7 == 0)))
+        .wrapping_add(u32::from(group.iter().any(|at| x[*at].is_multiple_of(7))))
         .wrapping_add(sum(&group.iter().map(|at| x[*at] & 0xffff).collect::<Vec<_>>()))
         .wrapping_add(mask(&group, |at| (x[at] ^ v) >> 1 & 3 == 0));
     if v & 4 != 0 {

@@ -102,7 +102,7 @@ fn integers(x: &[u32], i: usize) -> u32 {
     r = r.wrapping_add(sum).wrapping_add(bits.wrapping_mul(3)).wrapping_add(least.cast_unsigned());
     let signed24 = |v: u32| (v << 8).cast_signed() >> 8;
     r = r
-        .wrapping_add((i64::from(a.cast_signed()) * i64::from(b.cast_signed()) >> 32) as u32)
+        .wrapping_add(((i64::from(a.cast_signed()) * i64::from(b.cast_signed())) >> 32) as u32)
         .wrapping_add((a & 0xff_ffff).wrapping_mul(b & 0xff_ffff))
         .wrapping_add(signed24(a).wrapping_mul(signed24(b)).cast_unsigned())
         .wrapping_add(a.abs_diff(b).wrapping_add(c));

@@ -10,7 +10,7 @@ fn signed(v: u32, bits: u32) -> u32 {
 }
 
 fn fields(v: u32) -> u32 {
-    let (a, d) = (v & 7, u64::from(v) * 1000 & 0xff_ffff_ffff);
+    let (a, d) = (v & 7, (u64::from(v) * 1000) & 0xff_ffff_ffff);
     let c = signed(signed((v.cast_signed() >> 9).cast_unsigned(), 5).wrapping_add(a), 5);
     let b = (v >> 7 ^ c) & 0x1fff;
     a.wrapping_add(b * 8)
