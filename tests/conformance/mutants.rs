@@ -9,8 +9,9 @@ use std::collections::BTreeSet;
 use libtest_mimic::{Failed, Trial};
 use proptest::prelude::RngExt;
 use warpsmith_emulator::FindingKind;
+use warpsmith_tests::mutants::mutate::mutants;
 use warpsmith_tests::mutants::report::{Row, Table};
-use warpsmith_tests::mutants::{Kind, Shipped, Subject, Verdict, shipped};
+use warpsmith_tests::mutants::{Entry, Kind, Shipped, Subject, Verdict, shipped};
 
 /// Mutants of each kernel that are run.
 const SAMPLE: usize = 5;
@@ -48,20 +49,22 @@ pub(crate) fn trials() -> Vec<Trial> {
         one_of_each_kind(&shipped).map(|shipped| shipped.entry.name.as_str()).collect();
     for (index, one) in shipped.iter().enumerate() {
         let name = format!("{}::{}::broken_kernels_are_found", prefix(index), one.entry.name);
-        let (shipped, is_fenced) = (one.clone(), fenced.contains(one.entry.name.as_str()));
-        trials.push(crate::timed::trial(name, move || broken(shipped, is_fenced)));
+        let (one, is_fenced) = (one.clone(), fenced.contains(one.entry.name.as_str()));
+        let of = one.twin.as_ref().and_then(|of| shipped.iter().find(|other| other.entry.name == *of));
+        let of = of.map(|of| of.entry.clone());
+        trials.push(crate::timed::trial(name, move || broken(one, of.as_ref(), is_fenced)));
     }
     trials
 }
 
-/// Breaks a kernel, whose soundness is tested once for all of it.
-fn broken(shipped: Shipped, is_fenced: bool) -> Result<(), Failed> {
+/// Breaks a kernel, whose soundness is tested once for all of it; `of` stands for it in the table.
+fn broken(shipped: Shipped, of: Option<&Entry>, is_fenced: bool) -> Result<(), Failed> {
     // Others vote about more than sums that are not finite.
     let is_product =
         ["linear_", "generated_update_"].iter().any(|start| shipped.entry.name.starts_with(start));
     let votes_once = is_product && shipped.entry.has_instruction("vote.sync");
     let subject = Subject::new(shipped)?;
-    sample(&subject, &Table::read()?)?;
+    sample(&subject, of, &Table::read()?)?;
     if is_fenced {
         without_proxy_fences(&subject)?;
     }
@@ -82,30 +85,46 @@ fn one_of_each_kind(shipped: &[Shipped]) -> impl Iterator<Item = &Shipped> {
     })
 }
 
-/// Runs some of an entry's mutants; the seed decides which. Of an entry that the table has a sample of, they are drawn from those that something found.
-/// Those of a twin are not in the table.
-fn sample(subject: &Subject, table: &Table) -> Result<(), Failed> {
-    let known = table.known(&subject.entry, &subject.mutants);
+/// Runs some of an entry's mutants; the seed decides which. Of an entry that the table has a sample of, they are drawn from those that are explained
+/// there. Those of a twin are not in the table: of one whose likeness has a sample, they are the same as those of that one which a check reported.
+fn sample(subject: &Subject, of: Option<&Entry>, table: &Table) -> Result<(), Failed> {
     let name = &subject.entry.name;
-    let of = table.twins.get(name);
-    let may_be_missed = table.samples.contains_key(of.unwrap_or(name));
+    let in_table = of.unwrap_or(&subject.entry);
+    if !table.is_of(in_table) && !table.samples(in_table) {
+        return Err(format!("the table is of another `{}`: run `cargo xtask mutants`", in_table.name).into());
+    }
+    let mutants = match of {
+        Some(of) => mutants(of),
+        None => subject.mutants.clone(),
+    };
+    let known = table.known(in_table, &mutants);
     let mut drawn: Vec<usize> = (0..subject.mutants.len()).collect();
-    if of.is_none() && may_be_missed {
-        drawn.retain(|&at| known[at].is_some_and(Row::is_explained));
+    if table.samples(in_table) {
+        if mutants.len() != subject.mutants.len() {
+            return Err(format!("`{name}` has other mutants than `{}`", in_table.name).into());
+        }
+        // What a check finds does not depend on the type.
+        let is_checked = |at: &usize| known[*at].is_some_and(|row| row.verdict == "finding");
+        let any_checked = drawn.iter().any(is_checked);
+        drawn.retain(|at| match of {
+            Some(_) if any_checked => is_checked(at),
+            Some(_) => known[*at].is_some_and(Row::is_found),
+            None => known[*at].is_some_and(Row::is_explained),
+        });
     }
     if drawn.is_empty() {
-        return Err(format!("no mutant of `{name}` is found").into());
+        return Err(format!("the table has no mutant of `{}` that is found", in_table.name).into());
     }
     let mut rng = crate::properties::rng()?;
     for _ in 0..if of.is_some() { SAMPLE_OF_TWIN } else { SAMPLE } {
         let index = drawn[rng.random_range(0..drawn.len())];
         let mutant = &subject.mutants[index];
         let row = Row::new(&subject.entry, mutant, subject.verdict_by_running(mutant)?);
-        if !row.is_explained() && (known[index].is_some() || !may_be_missed) {
+        if !row.is_explained() {
             return Err(format!("nothing finds this mutant: {row:?}").into());
         }
         // What a check says of a mutant may change with the check.
-        if let Some(known) = known[index]
+        if let Some(known) = known[index].filter(|_| of.is_none())
             && known.is_found() != row.is_found()
         {
             return Err(format!("the table has {known:?}, but this is {row:?}").into());

@@ -97,8 +97,7 @@ pub struct Sample {
 /// Mutants of an entry that are in its sample, at most.
 pub const SAMPLE: usize = 12;
 
-/// The numbers of the mutants that are an entry's sample, in the order of the text. They are drawn by the entry's name and by what they do, so
-/// that most stay the same when the entry changes a little.
+/// The numbers of the mutants that are an entry's sample, in the order of the text. They are drawn by the entry's name, their statements and what they do.
 #[must_use]
 pub fn sample_of(entry: &Entry, mutants: &[Mutant]) -> Vec<usize> {
     let draw = |at: usize| {
