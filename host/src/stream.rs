@@ -343,6 +343,7 @@ impl Drop for PopDefault {
 }
 
 /// Makes the home streams wait for a stream, also when it is dropped by a panic.
+#[must_use = "other uses of the operands wait for the work from when this is finished or dropped"]
 pub(crate) struct Order<'a> {
     stream: &'a Stream,
     homes: Vec<&'a Arc<StreamHandle>>,

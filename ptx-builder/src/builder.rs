@@ -173,7 +173,7 @@ impl Builder {
         sources.hash(&target.recipe(&target.features(&sources)))
     }
 
-    /// Compiles, checks and writes every file, as many families at a time as there are cores.
+    /// Compiles, checks and writes every file, as many families at a time as there are cores, up to eight.
     ///
     /// # Errors
     ///
@@ -203,7 +203,7 @@ impl Builder {
             by_entry: self.by_entry,
         };
         let families: Vec<&[Target]> = targets.chunk_by(|one, next| one.family == next.family).collect();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_WORKERS);
         let next = AtomicUsize::new(0);
         let has_failed = AtomicBool::new(false);
         let done = Mutex::new(BTreeMap::new());
@@ -289,6 +289,9 @@ impl Builder {
         Ok(targets)
     }
 }
+
+/// Families that are compiled at a time: each has a target folder of its own, with `core` in it.
+const MOST_WORKERS: usize = 8;
 
 /// The feature that a kernel crate has for architectures before sm_80, in which it names `warpsmith-dsl/turing`.
 const TURING_FEATURE: &str = "turing";

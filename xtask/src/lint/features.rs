@@ -39,6 +39,9 @@ fn differences(of_xtask: &BTreeSet<String>, of_tests: &BTreeSet<String>) -> Vec<
         let (package, features) = split(line);
         for (_, others) in of_tests.iter().map(|line| split(line)).filter(|(other, _)| *other == package) {
             let lacks: Vec<_> = others.difference(&features).map(String::as_str).collect();
+            if lacks.is_empty() {
+                continue;
+            }
             complaints.push(format!(
                 "{package} is built twice, for the tests with the features `{}` too: turn them on in tests/Cargo.toml",
                 lacks.join("`, `")

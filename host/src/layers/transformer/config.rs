@@ -84,7 +84,7 @@ impl BlockConfig {
 /// ```
 /// use warpsmith::layers::{BlockNames, MlpNames};
 ///
-/// // As Llama, Mistral, Qwen and Gemma have them, with the prefix `model.layers.0`.
+/// // As Llama, Mistral and Qwen2 have them, with the prefix `model.layers.0`.
 /// let names = BlockNames::default();
 /// assert_eq!((names.input_norm, names.attention), ("input_layernorm", "self_attn"));
 /// // As Phi-3 has its perceptron.
