@@ -113,7 +113,7 @@ impl<T: LinearInput> Linear<T> {
         Self::load(weights, prefix, activation, |name| weights.tensor_converted(name, device))
     }
 
-    fn load(
+    pub(in crate::layers) fn load(
         weights: &Weights,
         prefix: &str,
         activation: Activation,

@@ -79,7 +79,11 @@ impl<T: NormElement> LayerNorm<T> {
         Self::load(weights, prefix, |name| weights.tensor_converted(name, device))
     }
 
-    fn load(weights: &Weights, prefix: &str, tensor: impl Fn(&str) -> Result<Tensor<T>>) -> Result<Self> {
+    pub(in crate::layers) fn load(
+        weights: &Weights,
+        prefix: &str,
+        tensor: impl Fn(&str) -> Result<Tensor<T>>,
+    ) -> Result<Self> {
         let bias = format!("{prefix}.bias");
         let bias = weights.contains(&bias).then(|| tensor(&bias)).transpose()?;
         Self::new(tensor(&format!("{prefix}.weight"))?, bias)

@@ -249,7 +249,7 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
         })
     }
 
-    fn load(
+    pub(in crate::layers) fn load(
         config: AttentionConfig,
         names: AttentionNames<'_>,
         linear: impl Fn(&str) -> Result<Linear<T>>,

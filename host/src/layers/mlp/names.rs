@@ -92,7 +92,7 @@ impl<T: LinearInput> Mlp<T> {
         })
     }
 
-    fn load(
+    pub(in crate::layers) fn load(
         activation: Activation,
         names: MlpNames<'_>,
         linear: impl Fn(&str, Activation) -> Result<Linear<T>>,

@@ -1,11 +1,12 @@
 //! Transformer blocks from files: what a block is beside its weights, and the names of those.
 
 use super::super::parameters::joined;
-use super::super::{Attention, AttentionConfig, AttentionNames, LayerNorm, Mlp, MlpNames, RmsNorm};
+use super::super::{Attention, AttentionConfig, AttentionNames, LayerNorm, Linear, Mlp, MlpNames, RmsNorm};
 use super::{BlockNorm, TransformerBlock, TransformerInput};
 use crate::device::Device;
 use crate::error::Result;
 use crate::ops::{Activation, Pairing, RotaryTable};
+use crate::tensor::Tensor;
 use crate::weights::{FloatElement, Weights};
 
 /// What a [`TransformerBlock`] is beside its weights: its attention, the kind of its norms, its activation, its positions.
@@ -121,71 +122,6 @@ impl Default for BlockNames<'_> {
     }
 }
 
-/// The layers of a file, of type `T` or rounded to it.
-trait Load<T: TransformerInput> {
-    fn attention(
-        &self,
-        config: AttentionConfig,
-        prefix: &str,
-        names: AttentionNames<'_>,
-    ) -> Result<Attention<T>>;
-    fn mlp(&self, activation: Activation, prefix: &str, names: MlpNames<'_>) -> Result<Mlp<T>>;
-    fn layer_norm(&self, prefix: &str) -> Result<LayerNorm<T>>;
-    fn rms_norm(&self, prefix: &str) -> Result<RmsNorm<T>>;
-}
-
-/// Of type `T`.
-struct Exact<'a>(&'a Weights, &'a Device);
-
-impl<T: TransformerInput> Load<T> for Exact<'_> {
-    fn attention(
-        &self,
-        config: AttentionConfig,
-        prefix: &str,
-        names: AttentionNames<'_>,
-    ) -> Result<Attention<T>> {
-        Attention::from_safetensors(config, self.0, prefix, names, self.1)
-    }
-
-    fn mlp(&self, activation: Activation, prefix: &str, names: MlpNames<'_>) -> Result<Mlp<T>> {
-        Mlp::from_safetensors(activation, self.0, prefix, names, self.1)
-    }
-
-    fn layer_norm(&self, prefix: &str) -> Result<LayerNorm<T>> {
-        LayerNorm::from_safetensors(self.0, prefix, self.1)
-    }
-
-    fn rms_norm(&self, prefix: &str) -> Result<RmsNorm<T>> {
-        RmsNorm::from_safetensors(self.0, prefix, self.1)
-    }
-}
-
-/// Of any floating-point type.
-struct Converted<'a>(&'a Weights, &'a Device);
-
-impl<T: TransformerInput + FloatElement> Load<T> for Converted<'_> {
-    fn attention(
-        &self,
-        config: AttentionConfig,
-        prefix: &str,
-        names: AttentionNames<'_>,
-    ) -> Result<Attention<T>> {
-        Attention::from_safetensors_converted(config, self.0, prefix, names, self.1)
-    }
-
-    fn mlp(&self, activation: Activation, prefix: &str, names: MlpNames<'_>) -> Result<Mlp<T>> {
-        Mlp::from_safetensors_converted(activation, self.0, prefix, names, self.1)
-    }
-
-    fn layer_norm(&self, prefix: &str) -> Result<LayerNorm<T>> {
-        LayerNorm::from_safetensors_converted(self.0, prefix, self.1)
-    }
-
-    fn rms_norm(&self, prefix: &str) -> Result<RmsNorm<T>> {
-        RmsNorm::from_safetensors_converted(self.0, prefix, self.1)
-    }
-}
-
 impl<T: TransformerInput> TransformerBlock<T> {
     /// A block with the tensors that `names` gives after `prefix` and a dot, which are of type `T`. Each bias may be missing.
     ///
@@ -232,7 +168,7 @@ impl<T: TransformerInput> TransformerBlock<T> {
         names: BlockNames<'_>,
         device: &Device,
     ) -> Result<Self> {
-        Self::load(config, &Exact(weights, device), prefix, names)
+        Self::load(config, weights, prefix, names, |name| weights.tensor(name, device))
     }
 
     /// As [`from_safetensors`](Self::from_safetensors), with weights of any floating-point type rounded to `T`.
@@ -250,26 +186,42 @@ impl<T: TransformerInput> TransformerBlock<T> {
     where
         T: FloatElement,
     {
-        Self::load(config, &Converted(weights, device), prefix, names)
+        Self::load(config, weights, prefix, names, |name| weights.tensor_converted(name, device))
     }
 
-    fn load(config: &BlockConfig, file: &impl Load<T>, prefix: &str, names: BlockNames<'_>) -> Result<Self> {
+    fn load(
+        config: &BlockConfig,
+        weights: &Weights,
+        prefix: &str,
+        names: BlockNames<'_>,
+        tensor: impl Fn(&str) -> Result<Tensor<T>>,
+    ) -> Result<Self> {
+        let linear = |layer: &str, name: &str, activation| {
+            let name = joined(&joined(prefix, layer), name);
+            Linear::load(weights, &name, activation, &tensor)
+        };
         let norm = |name: &str| -> Result<BlockNorm<T>> {
             let name = joined(prefix, name);
             Ok(match config.norm {
-                NormKind::Layer { epsilon } => file.layer_norm(&name)?.with_epsilon(epsilon).into(),
-                NormKind::Rms { epsilon, weight_offset } => {
-                    file.rms_norm(&name)?.with_epsilon(epsilon).with_weight_offset(weight_offset).into()
+                NormKind::Layer { epsilon } => {
+                    LayerNorm::load(weights, &name, &tensor)?.with_epsilon(epsilon).into()
                 }
+                NormKind::Rms { epsilon, weight_offset } => RmsNorm::new(tensor(&joined(&name, "weight"))?)?
+                    .with_epsilon(epsilon)
+                    .with_weight_offset(weight_offset)
+                    .into(),
             })
         };
-        let attention =
-            file.attention(config.attention, &joined(prefix, names.attention), names.in_attention)?;
+        let attention = Attention::load(config.attention, names.in_attention, |name| {
+            linear(names.attention, name, Activation::None)
+        })?;
         let attention = match &config.rotary {
             Some((table, pairing)) => attention.with_rotary(table.clone(), *pairing)?,
             None => attention,
         };
-        let mlp = file.mlp(config.activation, &joined(prefix, names.mlp), names.in_mlp)?;
+        let mlp = Mlp::load(config.activation, names.in_mlp, |name, activation| {
+            linear(names.mlp, name, activation)
+        })?;
         Self::new(norm(names.input_norm)?, attention, norm(names.mlp_norm)?, mlp)
     }
 }
