@@ -23,9 +23,6 @@ pub type HopperCooperative64x160 = WgmmaTile<[f32; 80], 1, Cooperative<1>, 7, 4>
 /// 128 × 160 outputs by two warpgroups together, in clusters of two by two blocks: for a Y that a tile for each of nearly all multiprocessors
 /// covers, and no smaller tiles do. For epilogues that need no memory, and aligned rows only.
 pub type HopperCooperative128x160 = WgmmaTile<[f32; 80], 1, AlongN<Cooperative<2>, 2>, 5, 4>;
-/// 192 × 192 outputs by three warpgroups together, in clusters of two blocks along N: as many products for each byte loaded as 128 × 256, in
-/// another shape. For epilogues that need no memory, and aligned rows only.
-pub type HopperCooperative192x192AlongN = WgmmaTile<[f32; 96], 1, AlongN<Cooperative<3>, 2>, 4, 2>;
 /// 256 × 176 outputs by two warpgroups together, in clusters of two blocks along N, which share the longer side of the tile: for a Y that
 /// a tile for each multiprocessor covers, and no smaller tiles do. For epilogues that need no memory, and aligned rows only.
 pub type HopperCooperative256x176 = WgmmaTile<[f32; 88], 2, AlongN<Cooperative<2>, 2>, 4, 2>;

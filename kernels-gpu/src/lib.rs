@@ -10,6 +10,7 @@
 //! | [`linear_hopper`] | the same on Hopper, for 16-bit types and TF32 (sm_90a) |
 //! | [`linear_hopper_f32`] | the same on Hopper, for f32 at f32 accuracy (sm_90a) |
 //! | [`linear_narrow`] | the same, for many rows of few columns (sm_90 and later) |
+//! | [`linear_dots`] | the same, for few rows of X in f32, without the tensor cores, on sm_80 and later |
 //! | [`linear_skinny`] | the same, for few rows of X or few tiles of Y |
 //! | [`linear_strided`] | the same, for small operands that lie in any way (sm_90 and later) |
 //! | [`linear_sums`] | the second pass of a product that is split along K: adds the parts and applies the epilogue (sm_90 and later) |
@@ -117,6 +118,8 @@ pub mod hopper;
 pub mod kv_cache;
 #[cfg(any(feature = "linear", not(target_arch = "nvptx64")))]
 pub mod linear;
+#[cfg(any(feature = "linear_dots", not(target_arch = "nvptx64")))]
+pub mod linear_dots;
 #[cfg(any(feature = "linear_fp8", not(target_arch = "nvptx64")))]
 pub mod linear_fp8;
 #[cfg(any(feature = "linear_fp8_ada", not(target_arch = "nvptx64")))]

@@ -13,9 +13,8 @@ use warpsmith_dsl::ptx::Wgmma;
 use crate::hopper::product;
 pub use crate::hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
-    HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176,
-    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperParams, HopperPingPong128x128,
-    HopperPingPong128x192,
+    HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176, HopperCooperative256x176,
+    HopperParams, HopperPingPong128x128, HopperPingPong128x192,
 };
 
 /// `Y = activation(alpha · X Wᵀ + …)`, all that [`LinearEpilogue`] says, on a one-dimensional grid of any number of clusters.
@@ -42,7 +41,6 @@ pub use crate::hopper::{
         linear_hopper_f16_f16_cooperative_64x128 = <F16, F16, HopperCooperative64x128>,
         linear_hopper_f16_f16_cooperative_64x160 = <F16, F16, HopperCooperative64x160>,
         linear_hopper_f16_f16_cooperative_128x160 = <F16, F16, HopperCooperative128x160>,
-        linear_hopper_f16_f16_cooperative_192x192_along_n = <F16, F16, HopperCooperative192x192AlongN>,
         linear_hopper_f16_f16_cooperative_256x176 = <F16, F16, HopperCooperative256x176>,
         linear_hopper_f16_f16_cooperative_192x176 = <F16, F16, HopperCooperative192x176>,
         linear_hopper_f16_f32_pingpong_128x128 = <F16, f32, HopperPingPong128x128>,
@@ -56,7 +54,6 @@ pub use crate::hopper::{
         linear_hopper_bf16_bf16_cooperative_64x128 = <Bf16, Bf16, HopperCooperative64x128>,
         linear_hopper_bf16_bf16_cooperative_64x160 = <Bf16, Bf16, HopperCooperative64x160>,
         linear_hopper_bf16_bf16_cooperative_128x160 = <Bf16, Bf16, HopperCooperative128x160>,
-        linear_hopper_bf16_bf16_cooperative_192x192_along_n = <Bf16, Bf16, HopperCooperative192x192AlongN>,
         linear_hopper_bf16_bf16_cooperative_256x176 = <Bf16, Bf16, HopperCooperative256x176>,
         linear_hopper_bf16_bf16_cooperative_192x176 = <Bf16, Bf16, HopperCooperative192x176>,
         linear_hopper_bf16_f32_pingpong_128x128 = <Bf16, f32, HopperPingPong128x128>,

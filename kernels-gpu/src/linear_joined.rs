@@ -12,9 +12,8 @@ use warpsmith_dsl::ptx::Wgmma;
 
 use crate::hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
-    HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176,
-    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperParams, HopperPingPong128x128,
-    HopperPingPong128x192, Joined, product,
+    HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176, HopperCooperative256x176,
+    HopperParams, HopperPingPong128x128, HopperPingPong128x192, Joined, product,
 };
 use crate::skinny::{
     Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny64x64, Skinny64x64Split2,
@@ -44,7 +43,6 @@ use crate::skinny::{
         linear_joined_f16_f16_cooperative_64x128 = <F16, F16, HopperCooperative64x128>,
         linear_joined_f16_f16_cooperative_64x160 = <F16, F16, HopperCooperative64x160>,
         linear_joined_f16_f16_cooperative_128x160 = <F16, F16, HopperCooperative128x160>,
-        linear_joined_f16_f16_cooperative_192x192_along_n = <F16, F16, HopperCooperative192x192AlongN>,
         linear_joined_f16_f16_cooperative_256x176 = <F16, F16, HopperCooperative256x176>,
         linear_joined_f16_f16_cooperative_192x176 = <F16, F16, HopperCooperative192x176>,
         linear_joined_f16_f32_pingpong_128x128 = <F16, f32, HopperPingPong128x128>,
@@ -58,7 +56,6 @@ use crate::skinny::{
         linear_joined_bf16_bf16_cooperative_64x128 = <Bf16, Bf16, HopperCooperative64x128>,
         linear_joined_bf16_bf16_cooperative_64x160 = <Bf16, Bf16, HopperCooperative64x160>,
         linear_joined_bf16_bf16_cooperative_128x160 = <Bf16, Bf16, HopperCooperative128x160>,
-        linear_joined_bf16_bf16_cooperative_192x192_along_n = <Bf16, Bf16, HopperCooperative192x192AlongN>,
         linear_joined_bf16_bf16_cooperative_256x176 = <Bf16, Bf16, HopperCooperative256x176>,
         linear_joined_bf16_bf16_cooperative_192x176 = <Bf16, Bf16, HopperCooperative192x176>,
         linear_joined_bf16_f32_pingpong_128x128 = <Bf16, f32, HopperPingPong128x128>,

@@ -14,12 +14,13 @@
 //! | [`wgmma`] | sm_90a | a [`PersistentTile`] | [`load`](PersistentTile::load) in one thread, [`multiply`](PersistentTile::multiply) and a store in others |
 //! | [`split_k`] | sm_90a, few rows of A or few tiles | a [`SplitKTile`] | [`load`](SplitKTile::load) in one warp, [`multiply`](SplitKTile::multiply), [`exchange`](SplitKTile::exchange) and [`store`](SplitKTile::store) in others |
 //! | [`narrow`] | sm_90, many rows of A, few columns of both | – | [`run`](narrow::run) |
+//! | [`dots`] | sm_80 and later, few rows of A | – | [`run`](dots::run) |
 //! | [`wgmma_f32`] | sm_90a, f32 at f32 accuracy | a [`SplitTile`](wgmma_f32::SplitTile) | `load`, `split` and `multiply`, each in other warps, and `store` |
-//!
 //!
 //! [`product`] makes whole kernels of them. [`parts`] is how blocks of portable kernels share the sums of a tile. [`again`] is what f32 products do about infinities. [`low_rank`] multiplies three matrices: a low-rank update alone, whose first product stays in registers.
 
 pub mod again;
+pub mod dots;
 mod element;
 pub mod fp8;
 mod fragments;
@@ -48,13 +49,12 @@ pub use persistent::{HalfFragment, Layouts, PersistentTile};
 pub use schedule::{Extent, PersistentTiles, TilePart};
 pub use split_k::SplitKTile;
 
-use again::Sums;
-use parts::Quads;
-
 use crate::epilogue::Epilogue;
 use crate::float::Element;
 use crate::layout::TileIndex;
 use crate::tile::{Access, Operand, Output};
+use again::Sums;
+use parts::Quads;
 
 /// The shape of a block's tile, and how its warps, its shared memory and its main loop are arranged.
 pub trait TileShape: 'static {

@@ -549,3 +549,23 @@ pub unsafe fn ld_shared_v4_b32(address: u32) -> [u32; 4] {
     };
     [a, b, c, d]
 }
+
+/// As [`ld_global_v4_b32_if`], of bytes that are read once: `.cs`, the first that a cache gives up.
+///
+/// # Safety
+///
+/// As [`ld_global_v4_b32_if`].
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_global_v4_b32_once_if(address: u64, condition: bool) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "{{ .reg .pred holds; setp.ne.u32 holds, {5}, 0; mov.b32 {0}, 0; mov.b32 {1}, 0; mov.b32 {2}, 0; mov.b32 {3}, 0; @holds ld.global.cs.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}]; }}",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address, in(reg32) u32::from(condition),
+            options(nomem, nostack)
+        )
+    };
+    [a, b, c, d]
+}

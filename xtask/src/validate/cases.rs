@@ -501,6 +501,7 @@ mod tests {
         }
         let families = [
             "linear",
+            "linear_dots",
             "linear_hopper",
             "linear_hopper_f32",
             "linear_narrow",

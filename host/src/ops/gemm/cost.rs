@@ -10,13 +10,14 @@
 //! for memory at once, and what is not hidden under something else.
 //!
 //! The costs were fitted to what an H100 took at sizes drawn at random and at the bench's own, so that the choices lose least: `random-h100.csv`
-//! and the tuner's table; of 8-bit types `random-fp8-h100.csv` and
+//! and the tuner's table; of few rows in f32 what an H200 took, `random-f32-h200.csv`; of 8-bit types `random-fp8-h100.csv` and
 //! `fp8-h100.csv`. Only their ratios matter here.
 
-use warpsmith_dsl::gemm::narrow;
+use warpsmith_dsl::gemm::{dots, narrow};
 
 use super::passes::has_passes;
 use super::problem::is_fp8;
+use super::variants::Teams;
 use super::{Access, Fused, Limits, Problem, Tile};
 use crate::DType;
 use crate::ops::CHUNK_BYTES;
@@ -229,9 +230,6 @@ impl PersistentCost {
             (Tile::HopperCooperative64x128, _) => (509_000, 3_118, 4_780, 5_092, 7_299, 890_000, 0, 0),
             (Tile::HopperCooperative64x160, _) => (418_000, 6_130, 4_673, 5_644, 4_363, 1_217_000, 0, 0),
             (Tile::HopperCooperative128x160, _) => (1_737_000, 5_700, 7_992, 7_508, 7_056, 1_395_000, 0, 0),
-            (Tile::HopperCooperative192x192AlongN, _) => {
-                (4_612_000, 13_259, 10_761, 12_449, 11_934, 2_422_000, 0, 0)
-            }
             (Tile::HopperCooperative256x176, _) => {
                 (1_886_000, 13_469, 15_622, 15_691, 14_179, 5_721_000, 0, 0)
             }
@@ -353,7 +351,6 @@ fn fused(tile: Tile, problem: &Problem) -> (u64, u64) {
         Tile::HopperPingPong128x128 | Tile::HopperPingPong128x192 => (0, 1_900_000),
         Tile::HopperCooperative128x256
         | Tile::HopperCooperative128x256Halves
-        | Tile::HopperCooperative192x192AlongN
         | Tile::HopperCooperative192x176
         | Tile::HopperCooperative256x176 => (2_500_000, 0),
         // In proportion to the columns: not measured.
@@ -489,6 +486,32 @@ impl NarrowCost {
     }
 }
 
+/// What a launch of teams of warps costs, in picoseconds on an H100.
+struct DotsCost;
+
+impl DotsCost {
+    /// For launching, and for adding up the last sums.
+    const LAUNCH: u128 = 1_600_000;
+    /// A step of a warp.
+    const STEP: u128 = 100_000;
+    /// What each row of x adds to it.
+    const ROW: u128 = 70_000;
+    /// Bytes of w in a microsecond.
+    const BANDWIDTH: u128 = 2_900_000;
+
+    fn picoseconds(problem: &Problem, limits: &Limits) -> u128 {
+        let tiles = Tile::Dots8x2.tiles(problem.m, problem.n).saturating_mul(problem.batch.into());
+        let row_bytes = u64::from(problem.k) * problem.input.size() as u64;
+        let teams = Teams::of(tiles, row_bytes, limits.multiprocessors);
+        let rows = u128::from(problem.m.min(dots::ROWS));
+        let of_steps = u128::from(teams.steps) * (Self::STEP + rows * Self::ROW);
+        let of_w = u128::from(tiles) * u128::from(dots::COLUMNS) * u128::from(row_bytes);
+        let reading = of_w * 1_000_000 / Self::BANDWIDTH;
+        // What takes less time is hidden by half.
+        Self::LAUNCH + of_steps.max(reading) + of_steps.min(reading) / 2
+    }
+}
+
 /// Bytes that kernels read and write in a microsecond at most, those aside that are for few rows of x.
 const BANDWIDTH: u128 = 2_516_000;
 
@@ -557,8 +580,10 @@ pub(super) fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u12
     if let Some(cost) = SkinnyCost::of(tile, problem.input) {
         return cost.picoseconds(tile, problem, limits);
     }
-    if tile == Tile::Narrow16x256 {
-        return NarrowCost::picoseconds(problem, limits);
+    match tile {
+        Tile::Narrow16x256 => return NarrowCost::picoseconds(problem, limits),
+        Tile::Dots8x2 => return DotsCost::picoseconds(problem, limits),
+        _ => {}
     }
     Cost::of(tile, problem.input).map_or(u128::MAX, |cost| cost.picoseconds(tile, problem, limits))
 }

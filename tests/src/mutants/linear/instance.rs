@@ -8,8 +8,8 @@ use warpsmith_kernels::linear_fp8_hopper::{
 };
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
-    HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176,
-    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176, HopperCooperative256x176,
+    HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{Skinny16x64, Skinny32x64, Skinny64x64, Skinny64x64Split8};
@@ -43,6 +43,8 @@ pub(super) enum Family {
     Split(Boxes),
     /// `linear_narrow`.
     Narrow,
+    /// `linear_dots`.
+    Dots,
     /// `linear_strided`.
     Strided,
     /// `linear_sums`.
@@ -84,7 +86,7 @@ impl Boxes {
 /// `linear_fp8_ada_<output>_<M>x<N>`,
 /// `linear_update_hopper_<type>_[<schedule>_|own_]<M>x<N>`,
 /// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>`, `linear_narrow_<input>_<output>_<M>x<N>`,
-/// `linear_strided_<input>_<output>_<M>x<N>`, `linear_sums_<input>_<output>`, `linear_joined_<input>_<output>_[<schedule>_]<M>x<N>[_split<blocks>[_deep]]` or `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>[_deep]]`.
+/// `linear_dots_<input>_<output>_<M>x<N>`, `linear_strided_<input>_<output>_<M>x<N>`, `linear_sums_<input>_<output>`, `linear_joined_<input>_<output>_[<schedule>_]<M>x<N>[_split<blocks>[_deep]]` or `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>[_deep]]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Instance {
     pub(super) family: Family,
@@ -216,9 +218,6 @@ impl Instance {
             ["hopper", input, output, "cooperative", shape @ "128x160"] => {
                 (Family::Hopper(boxes::<HopperCooperative128x160>()), input, output, shape)
             }
-            ["hopper", input, output, "cooperative", shape @ "192x192", "along", "n"] => {
-                (Family::Hopper(boxes::<HopperCooperative192x192AlongN>()), input, output, shape)
-            }
             ["hopper", input, output, "cooperative", shape @ "256x176"] => {
                 (Family::Hopper(boxes::<HopperCooperative256x176>()), input, output, shape)
             }
@@ -243,6 +242,7 @@ impl Instance {
             // A warp's part of a row.
             ["sums", input, output] => (Family::Sums, input, output, "1x128"),
             ["narrow", input, output, shape] => (Family::Narrow, input, output, shape),
+            ["dots", input, output, shape] => (Family::Dots, input, output, shape),
             ["strided", input, output, shape] => (Family::Strided, input, output, shape),
             ["skinny", input, output, shape, ref split @ ..] => {
                 let blocks = blocks_of(split)?;

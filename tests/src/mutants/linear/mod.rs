@@ -12,7 +12,7 @@ mod numbers;
 mod size;
 mod update;
 
-use warpsmith_dsl::gemm::TileShape;
+use warpsmith_dsl::gemm::{TileShape, dots};
 use warpsmith_kernels::linear::Tile16x64;
 
 use super::Problem;
@@ -35,6 +35,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
             instance.hopper_sizes(boxes)
         }
         Family::Narrow => instance.narrow_sizes(),
+        Family::Dots => instance.dots_sizes(),
         Family::Strided => instance.strided_sizes(),
         Family::Sums => sums_sizes(),
         Family::Skinny(boxes, split) => {
@@ -235,6 +236,34 @@ impl Instance {
             sizes.push(dense(rows + 3, 18, 35).fused(fused));
         }
         sizes.extend([dense(40, 21, 13), dense(33, 100, 36)].map(|size| size.mn(false, true)));
+        sizes
+    }
+
+    /// Sums that end in every part of a step and of the steps that a warp asks for at a time, of rows that begin at chunks and between them. Teams
+    /// of each number of warps, with several tiles each, and some with none.
+    fn dots_sizes(self) -> Vec<Size> {
+        let step = dots::STEP_BYTES / self.input.bytes();
+        let words = |size: Size| size.words([4, 4]);
+        let mut sizes: Vec<Size> = (1..=12).map(|at| plain(at, 1 + 5 * at % 23, 1 + at % 5)).collect();
+        let lengths =
+            [32, 33, step - 1, step, step + 1, 2 * step, 2 * step + 3, 3 * step - 1, 4 * step + 9, 5 * step];
+        for (k, at) in lengths.into_iter().zip(1..) {
+            sizes.extend([plain(at, k, 1 + at % 3), words(plain(11 - at, k, 1 + at % 4))]);
+        }
+        for (parts, m) in [(2, 9), (4, 3), (8, 8)] {
+            let of_team = |size: Size| size.parts(parts).clusters(2);
+            let (full, short) = (plain(m, 2 * parts * step + 7, 9), plain(m - 1, (parts - 1) * step, 5));
+            sizes.extend([full, short, words(full), words(short)].map(of_team));
+            sizes.push(of_team(plain(2 * m, step + 1, 7).clusters(1)));
+        }
+        sizes.extend([plain(17, 9, 75).clusters(1), plain(3, 40, 37).clusters(2)]);
+        for function in [Function::Relu, Function::GeluTanh, Function::Silu] {
+            let fused = Fused { function, alpha: 0.5, bias: function != Function::GeluTanh, ..PLAIN };
+            sizes.push(plain(7, 18, 5).fused(fused));
+        }
+        sizes.push(words(plain(9, 17, 4).batch(2, [false, false])));
+        sizes.push(plain(5, 20, 3).batch(3, [false, true]));
+        sizes.push(plain(3, 33, 5).batch(2, [true, false]));
         sizes
     }
 

@@ -6,11 +6,11 @@ use warpsmith_dsl::tile::{Aligned, Words};
 use warpsmith_kernels::linear::{
     Tf32Tile16x64, Tf32Tile64x64, Tf32Tile128x128, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear,
 };
+use warpsmith_kernels::linear_dots::linear_dots_f32_f32_8x2;
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
-    HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176,
-    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
-    linear_hopper,
+    HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176, HopperCooperative256x176,
+    HopperPingPong128x128, HopperPingPong128x192, linear_hopper,
 };
 use warpsmith_kernels::linear_hopper_f32::{
     Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
@@ -63,7 +63,7 @@ macro_rules! instances {
         split: [$($split:ident = $split_tile:ident),* $(,)?],
         skinny: [$($skinny:ident),* $(,)?],
         portable: [$($portable:ident = $portable_tile:ident / $access:ident),* $(,)?],
-        own: [$($own:ident = $launch:ident $kernel:ident),* $(,)?],
+        own: [$($own:ident = $launch:ident $kernel:ty),* $(,)?],
         joined: [$($joined:ident),* $(,)?],
         joined_halves: [$($joined_halves:ident = $joined_halved:ident),* $(,)?],
         joined_few_rows: [$($joined_few_rows:ident),* $(,)?],
@@ -88,7 +88,7 @@ macro_rules! instances {
                                 $portable_tile,
                             >()
                         })*
-                        $(Tile::$own => Instance::$launch::<$kernel<$device_input>>(),)*
+                        $(Tile::$own => Instance::$launch::<$kernel>(),)*
                         _ => return None,
                     })
                 }
@@ -125,7 +125,7 @@ instances! {
         persistent: [
             HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x192,
             HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
-            HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176,
+            HopperCooperative256x176, HopperCooperative192x176,
         ],
         halves: [HopperCooperative128x256Halves = HopperCooperative128x256],
         split: [],
@@ -137,11 +137,11 @@ instances! {
             T128x128 = Tile128x128 / Aligned, T128x64 = Tile128x64 / Aligned, T64x64 = Tile64x64 / Words,
             T16x64 = Tile16x64 / Words,
         ],
-        own: [Narrow16x256 = narrow linear_narrow, Strided32x32 = strided linear_strided],
+        own: [Narrow16x256 = narrow linear_narrow<F16>, Strided32x32 = strided linear_strided<F16>],
         joined: [
             HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x192,
             HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
-            HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176,
+            HopperCooperative256x176, HopperCooperative192x176,
         ],
         joined_halves: [HopperCooperative128x256Halves = HopperCooperative128x256],
         joined_few_rows: [
@@ -167,7 +167,7 @@ instances! {
         persistent: [
             HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x192,
             HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
-            HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176,
+            HopperCooperative256x176, HopperCooperative192x176,
         ],
         halves: [HopperCooperative128x256Halves = HopperCooperative128x256],
         split: [],
@@ -179,11 +179,11 @@ instances! {
             T128x128 = Tile128x128 / Aligned, T128x64 = Tile128x64 / Aligned, T64x64 = Tile64x64 / Words,
             T16x64 = Tile16x64 / Words,
         ],
-        own: [Narrow16x256 = narrow linear_narrow, Strided32x32 = strided linear_strided],
+        own: [Narrow16x256 = narrow linear_narrow<Bf16>, Strided32x32 = strided linear_strided<Bf16>],
         joined: [
             HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x192,
             HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
-            HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176,
+            HopperCooperative256x176, HopperCooperative192x176,
         ],
         joined_halves: [HopperCooperative128x256Halves = HopperCooperative128x256],
         joined_few_rows: [
@@ -221,7 +221,7 @@ instances! {
             Tf32T128x128 = Tf32Tile128x128 / Aligned, Tf32T64x64 = Tf32Tile64x64 / Words,
             Tf32T16x64 = Tf32Tile16x64 / Words,
         ],
-        own: [],
+        own: [Dots8x2 = dots linear_dots_f32_f32_8x2],
         joined: [],
         joined_halves: [],
         joined_few_rows: [],

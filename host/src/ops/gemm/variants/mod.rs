@@ -10,6 +10,7 @@ pub use instances::{LinearInput, LinearTypes};
 pub(crate) use refusal::Refusal;
 pub use table::Tile;
 
+use warpsmith_dsl::gemm::dots;
 use warpsmith_kernels::linear_hopper::HopperCooperative128x256;
 
 use super::halves::{Halves, halves_of};
@@ -46,7 +47,7 @@ impl Tile {
     /// Whether it runs on Hopper only.
     #[must_use]
     pub const fn is_hopper(self) -> bool {
-        !matches!(self.facts().schedule, Schedule::Portable { .. })
+        !matches!(self.facts().schedule, Schedule::Portable { .. } | Schedule::Teams { .. })
     }
 
     /// Whether it multiplies 8-bit operands by `mma.sync`, on Ada and later.
@@ -59,7 +60,7 @@ impl Tile {
     #[must_use]
     pub const fn cluster(self) -> u32 {
         match self.facts().schedule {
-            Schedule::Portable { .. } => 1,
+            Schedule::Portable { .. } | Schedule::Teams { .. } => 1,
             Schedule::Persistent { cluster: [along_m, along_n], .. } => along_m * along_n,
             Schedule::Split { parts } => parts,
         }
@@ -98,7 +99,7 @@ impl Tile {
             Schedule::Portable { step_bytes, .. } | Schedule::Persistent { step_bytes, .. } => {
                 step_bytes as u64
             }
-            Schedule::Split { .. } => 1,
+            Schedule::Teams { .. } | Schedule::Split { .. } => 1,
         }
     }
 
@@ -244,8 +245,38 @@ impl Tile {
             Schedule::Persistent { resident, .. } => {
                 tiles.min(blocks_at_once(multiprocessors, resident, self.cluster()).into())
             }
+            Schedule::Teams { resident } => {
+                tiles.min(u64::from(multiprocessors.max(1)) * u64::from(resident))
+            }
             Schedule::Split { parts } => tiles.saturating_mul(parts.into()),
         }
+    }
+}
+
+/// How a launch of [`Tile::Dots8x2`] shares its sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Teams {
+    /// The logarithm to base two of the warps of a team.
+    pub(super) warps: u32,
+    /// Steps that the warps take one after the other, each tile counted as some more.
+    pub(super) steps: u64,
+}
+
+impl Teams {
+    /// What a tile takes beside its steps.
+    const OF_TILE: u64 = 2;
+
+    /// Those that are soonest done with so many tiles, over rows of so many bytes; of equals the larger ones.
+    pub(super) fn of(tiles: u64, row_bytes: u64, multiprocessors: u32) -> Self {
+        let blocks = u64::from(multiprocessors.max(1)) * u64::from(dots::RESIDENT);
+        let steps = row_bytes.div_ceil(dots::STEP_BYTES.into());
+        let of = |warps: u32| {
+            let rounds = tiles.div_ceil(blocks * u64::from(dots::WARPS >> warps));
+            let of_warp = steps.div_ceil(1 << warps) + Self::OF_TILE;
+            Self { warps, steps: rounds.saturating_mul(of_warp) }
+        };
+        let sizes = (0..=dots::WARPS.ilog2()).rev().map(of);
+        sizes.min_by_key(|teams| teams.steps).unwrap_or(of(0))
     }
 }
 
@@ -275,5 +306,26 @@ impl std::str::FromStr for Tile {
             expected: format!("one of {}", Self::ALL.map(Self::name).join(", ")),
             actual: format!("`{text}`"),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Teams;
+
+    /// A block has eight warps, and 132 multiprocessors hold 264 blocks at a time. A step is 512 bytes of a row.
+    #[test]
+    fn teams_are_as_large_as_the_multiprocessors_hold_at_a_time() {
+        let of = |tiles, row_bytes| Teams::of(tiles, row_bytes, 132);
+        assert_eq!(of(264, 1 << 14), Teams { warps: 3, steps: 4 + 2 });
+        assert_eq!(of(265, 1 << 14), Teams { warps: 2, steps: 8 + 2 });
+        assert_eq!(of(1056, 1 << 14), Teams { warps: 1, steps: 16 + 2 });
+        // A second round for one tile takes longer than rounds of smaller pieces.
+        assert_eq!(of(2112, 1 << 14), Teams { warps: 0, steps: 32 + 2 });
+        assert_eq!(of(2113, 1 << 14), Teams { warps: 2, steps: 5 * (8 + 2) });
+        // More warps than steps have nothing to do, and no tile waits for them.
+        assert_eq!(of(1, 0).steps, 2);
+        assert_eq!(of(2000, 512), Teams { warps: 0, steps: 1 + 2 });
+        assert_eq!(of(u64::from(u32::MAX), 512).warps, 0);
     }
 }

@@ -2,7 +2,7 @@
 
 use warpsmith_dsl::gemm::strided::StridedTile;
 use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
-use warpsmith_dsl::gemm::{PersistentTile, SplitKTile, TileShape, narrow};
+use warpsmith_dsl::gemm::{PersistentTile, SplitKTile, TileShape, dots, narrow};
 use warpsmith_kernels::linear::{
     Tf32Tile16x64, Tf32Tile64x64, Tf32Tile128x128, Tile16x64, Tile64x64, Tile128x64, Tile128x128,
 };
@@ -13,8 +13,8 @@ use warpsmith_kernels::linear_fp8_hopper::{
 };
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
-    HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176,
-    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176, HopperCooperative256x176,
+    HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{
@@ -89,9 +89,6 @@ variants! {
     /// 128 × 160 on Hopper, persistent, by two warpgroups together, two by two blocks to a cluster; for 16-bit types and outputs that are
     /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative128x160 = "hopper-cooperative-128x160", Facts::persistent::<HopperCooperative128x160>().halves(ALIGNED);
-    /// 192 × 192 on Hopper, persistent, by three warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
-    /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
-    HopperCooperative192x192AlongN = "hopper-cooperative-192x192-along-n", Facts::persistent::<HopperCooperative192x192AlongN>().halves(ALIGNED);
     /// 256 × 176 on Hopper, persistent, by two warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
     /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative256x176 = "hopper-cooperative-256x176", Facts::persistent::<HopperCooperative256x176>().halves(ALIGNED);
@@ -125,6 +122,8 @@ variants! {
     /// 16 × 256 on Hopper by one warp, of rows that follow each other [without gaps](Access::Dense); for 16-bit types, few columns of x and
     /// at most 256 of y.
     Narrow16x256 = "narrow-16x256", Facts::narrow().halves(&[Access::Dense]);
+    /// 8 × 2 by some warps, for a few rows of x, in f32 without the tensor cores.
+    Dots8x2 = "dots-8x2", Facts::dots().f32(WORDS);
     /// 32 × 32 on Hopper, of operands that are in [any way](Access::Strided); 16-bit types only.
     Strided32x32 = "strided-32x32", Facts::strided().halves(&[Access::Strided]);
     /// 128 × 128; 16-bit types only.
@@ -204,6 +203,8 @@ pub(super) enum Schedule {
         passes_boxes: bool,
         stores_masks: bool,
     },
+    /// Blocks whose warps work through several tiles, on any device; a multiprocessor holds `resident` of them.
+    Teams { resident: u32 },
     /// A cluster of `parts` blocks for each tile, on Hopper.
     Split { parts: u32 },
 }
@@ -292,6 +293,12 @@ impl Facts {
             is_single: true,
             ..Self::new("linear_narrow", shape, narrow::SHARED_BYTES, schedule)
         }
+    }
+
+    const fn dots() -> Self {
+        let schedule = Schedule::Teams { resident: dots::RESIDENT };
+        let shape = (dots::ROWS, dots::COLUMNS);
+        Self { is_plain: true, ..Self::new("linear_dots", shape, dots::SHARED_BYTES, schedule) }
     }
 
     const fn strided() -> Self {

@@ -8,6 +8,7 @@ use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg, TensorMap};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::fp8::Fp8Types;
 use warpsmith_kernels::linear::LinearParams;
+use warpsmith_kernels::linear_dots::DotsParams;
 use warpsmith_kernels::linear_fp8::Fp8Params;
 use warpsmith_kernels::linear_fp8_ada::Fp8AdaParams;
 use warpsmith_kernels::linear_fp8_hopper::Fp8HopperParams;
@@ -355,6 +356,24 @@ impl Case {
                     reserved: 0,
                 };
                 (pointer(0), pointer(1), y, epilogue, params).with_raw(|raw| launch(tiles, raw))
+            }
+            Family::Dots => {
+                let [[stride_x, _], [stride_w, _]] = [0, 1].map(strides);
+                let params = DotsParams {
+                    stride_x,
+                    stride_w,
+                    stride_y,
+                    batch_x: batch_of(0),
+                    batch_w: batch_of(1),
+                    batch_y,
+                    m,
+                    n,
+                    k,
+                    batch,
+                    team: self.size.parts.ilog2(),
+                    reserved: 0,
+                };
+                (pointer(0), pointer(1), y, epilogue, params).with_raw(|raw| launch(clusters.max(1), raw))
             }
             Family::Narrow => {
                 let [row_stride_w, column_stride_w] = strides(1);
