@@ -77,7 +77,7 @@ fn beyond_known(mut found: Vec<String>, known: &[(&str, usize)]) -> Vec<String> 
 }
 
 /// The pages and sources that are looked at.
-fn files(root: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn files(root: &Path) -> Result<Vec<PathBuf>> {
     /// Pages that are records rather than documentation.
     const LEFT_OUT: [&str; 2] = ["target", "corpus"];
     let (mut files, mut folders) = (Vec::new(), vec![root.to_owned()]);
