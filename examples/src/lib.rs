@@ -1,5 +1,5 @@
-//! A ladder of kernels, from vector addition to a small attention. Each file is a screen: a kernel, and the test that runs
-//! it in the emulator.
+//! A ladder of kernels, from vector addition to a small attention. Most files are a screen or two: a kernel, and the test that
+//! runs it in the emulator. Those of [`hopper`] and of operations that the library plans are longer.
 //!
 //! | file | what it adds |
 //! |---|---|

@@ -1,8 +1,10 @@
-//! `xtask lint`: what must hold of the sources before a commit – format, clippy, documentation, features, layers, language, tables.
+//! `xtask lint`: what must hold of the sources before a commit – format, clippy, documentation, features, layers, language,
+//! rows of tables, tables of measurements.
 
 mod features;
 mod layers;
 mod prose;
+mod rows;
 
 use std::process::ExitCode;
 
@@ -20,6 +22,7 @@ const DOCUMENTATION: &str = "Documentation";
 const FEATURES: &str = "Features that crates are built with";
 const LAYERS: &str = "Layers of modules";
 const PROSE: &str = "Language";
+const ROWS: &str = "Rows of tables";
 const TABLES: &str = "Tables of measurements";
 
 pub(crate) fn run(_: &Args) -> Result<ExitCode> {
@@ -53,6 +56,12 @@ pub(crate) fn run(_: &Args) -> Result<ExitCode> {
     complaints.iter().for_each(|complaint| println!("{complaint}"));
     if !complaints.is_empty() {
         failed.push(PROSE);
+    }
+    println!("\n── {ROWS}");
+    let broken = rows::complaints(&workspace_root())?;
+    broken.iter().for_each(|complaint| println!("{complaint}"));
+    if !broken.is_empty() {
+        failed.push(ROWS);
     }
     println!("\n── {TABLES}");
     let stale = tables::stale()?;

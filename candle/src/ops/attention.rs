@@ -33,10 +33,10 @@ pub(super) const OPERATION: &str = "attention";
 ///
 /// # Gradients
 ///
-/// The kernels have no backward pass yet. The gradients of q, k, v, the bias and the sinks are computed in f32 by
-/// matrix products of this crate and element-wise operations of
-/// candle's. For that the scores of all rows and keys are in memory at once, `B · H · Sq · Sk` numbers, several
-/// times over. ALiBi's slopes have no gradient.
+/// The gradients of q, k, v, the bias and the sinks are computed in f32 by matrix products of this crate and
+/// element-wise operations of candle's. For that the scores of all rows and keys are in memory at once,
+/// `B · H · Sq · Sk` numbers, several times over. The library has kernels for those of q, k, v and the sinks,
+/// which store no scores; this crate does not use them yet. ALiBi's slopes have no gradient.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};

@@ -82,7 +82,7 @@ const MIB: f64 = (1 << 20) as f64;
 /// layers run beside averages.
 const EXAMPLES: [Example; 2] = [
     Example {
-        name: "backward pass of 4 layers 4096 × 4096, 4096 rows a rank, averages in f32",
+        name: "backward pass of 4 layers 4096\u{a0}×\u{a0}4096, 4096 rows a rank, averages in f32",
         alone: 1378.0,
         beside: 1033.5,
         calls: [(Collective::AllReduce, 64.0 * MIB); 4],
@@ -90,7 +90,7 @@ const EXAMPLES: [Example; 2] = [
         measured: 2066.0,
     },
     Example {
-        name: "MLP 8192 × 8192 × 8192, split, forward and backward, in 2 pieces each",
+        name: "MLP 8192\u{a0}×\u{a0}8192\u{a0}×\u{a0}8192, split, forward and backward, in 2 pieces each",
         alone: 8648.0,
         beside: 8648.0,
         calls: [(Collective::AllReduce, 64.0 * MIB); 4],
