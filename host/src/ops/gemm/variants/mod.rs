@@ -258,25 +258,27 @@ impl Tile {
 pub(super) struct Teams {
     /// The logarithm to base two of the warps of a team.
     pub(super) warps: u32,
-    /// Steps that the warps take one after the other, each tile counted as some more.
+    /// Tiles that a team has one after the other.
+    pub(super) rounds: u64,
+    /// Steps that a warp takes for each.
     pub(super) steps: u64,
 }
 
 impl Teams {
-    /// What a tile takes beside its steps.
-    const OF_TILE: u64 = 2;
+    /// Steps that would take as long as what a tile takes beside its own.
+    const OF_TILE: u64 = 6;
 
     /// Those that are soonest done with so many tiles, over rows of so many bytes; of equals the larger ones.
     pub(super) fn of(tiles: u64, row_bytes: u64, multiprocessors: u32) -> Self {
         let blocks = u64::from(multiprocessors.max(1)) * u64::from(dots::RESIDENT);
         let steps = row_bytes.div_ceil(dots::STEP_BYTES.into());
-        let of = |warps: u32| {
-            let rounds = tiles.div_ceil(blocks * u64::from(dots::WARPS >> warps));
-            let of_warp = steps.div_ceil(1 << warps) + Self::OF_TILE;
-            Self { warps, steps: rounds.saturating_mul(of_warp) }
+        let of = |warps: u32| Self {
+            warps,
+            rounds: tiles.div_ceil(blocks * u64::from(dots::WARPS >> warps)),
+            steps: steps.div_ceil(1 << warps),
         };
         let sizes = (0..=dots::WARPS.ilog2()).rev().map(of);
-        sizes.min_by_key(|teams| teams.steps).unwrap_or(of(0))
+        sizes.min_by_key(|teams| teams.rounds.saturating_mul(teams.steps + Self::OF_TILE)).unwrap_or(of(0))
     }
 }
 
@@ -317,15 +319,15 @@ mod tests {
     #[test]
     fn teams_are_as_large_as_the_multiprocessors_hold_at_a_time() {
         let of = |tiles, row_bytes| Teams::of(tiles, row_bytes, 132);
-        assert_eq!(of(264, 1 << 14), Teams { warps: 3, steps: 4 + 2 });
-        assert_eq!(of(265, 1 << 14), Teams { warps: 2, steps: 8 + 2 });
-        assert_eq!(of(1056, 1 << 14), Teams { warps: 1, steps: 16 + 2 });
-        // A second round for one tile takes longer than rounds of smaller pieces.
-        assert_eq!(of(2112, 1 << 14), Teams { warps: 0, steps: 32 + 2 });
-        assert_eq!(of(2113, 1 << 14), Teams { warps: 2, steps: 5 * (8 + 2) });
+        assert_eq!(of(264, 1 << 14), Teams { warps: 3, rounds: 1, steps: 4 });
+        assert_eq!(of(265, 1 << 14), Teams { warps: 2, rounds: 1, steps: 8 });
+        assert_eq!(of(1056, 1 << 14), Teams { warps: 1, rounds: 1, steps: 16 });
+        // A second round for one tile takes longer than three of half the length.
+        assert_eq!(of(2112, 1 << 14), Teams { warps: 0, rounds: 1, steps: 32 });
+        assert_eq!(of(2113, 1 << 14), Teams { warps: 1, rounds: 3, steps: 16 });
         // More warps than steps have nothing to do, and no tile waits for them.
-        assert_eq!(of(1, 0).steps, 2);
-        assert_eq!(of(2000, 512), Teams { warps: 0, steps: 1 + 2 });
+        assert_eq!(of(1, 0), Teams { warps: 3, rounds: 1, steps: 0 });
+        assert_eq!(of(2000, 512), Teams { warps: 0, rounds: 1, steps: 1 });
         assert_eq!(of(u64::from(u32::MAX), 512).warps, 0);
     }
 }
