@@ -225,10 +225,6 @@ fn gpus() -> Vec<Finding> {
             Ok(device) => {
                 let properties = device.properties();
                 let (major, minor) = properties.compute_capability;
-                let unusable = match families_without_ptx((major, minor)) {
-                    Some(why) => Some(State::Lacks { why, remedy: NEWER_GPU.into() }),
-                    None => try_kernel(&device).err().map(|error| lacks(error.to_string())),
-                };
                 let module = kernel_module().map_or_else(String::new, |version| format!(" {version}"));
                 let driver = properties.driver_version.map_or_else(String::new, |(major, minor)| {
                     format!(", driver{module} for CUDA {major}.{minor}")
@@ -239,12 +235,14 @@ fn gpus() -> Vec<Finding> {
                     properties.multiprocessors,
                     properties.total_memory >> 30,
                 );
-                match unusable {
-                    None => State::Has(description),
-                    Some(State::Lacks { why, remedy }) => {
-                        State::Lacks { why: format!("{description}: {why}"), remedy }
+                let without = families_without_ptx((major, minor));
+                match (try_kernel(&device), without) {
+                    (Ok(()), None) => State::Has(description),
+                    (Ok(()), Some(without)) => State::Has(format!("{description}; but {without}")),
+                    (Err(_), Some(why)) => {
+                        State::Lacks { why: format!("{description}: {why}"), remedy: NEWER_GPU.into() }
                     }
-                    Some(other) => other,
+                    (Err(error), None) => lacks(format!("{description}: {error}")),
                 }
             }
             Err(error) => lacks(format!("cuda:{ordinal}: {error}")),
@@ -262,7 +260,7 @@ const NEWER_GPU: &str = "Use a newer GPU, or the emulator: --device emulator";
 #[cfg(feature = "host")]
 const STAND_INS: [(&str, &str); 1] = [("generated_update", "linear_update")];
 
-/// The kernel families whose PTX runs on no GPU of this compute capability, and what would do; `None` if all run. A family for
+/// The kernel families whose PTX runs on no GPU of this compute capability, and which one would do; `None` if all run. A family for
 /// one architecture alone is no loss elsewhere, nor is one whose work another does there.
 #[cfg(feature = "host")]
 fn families_without_ptx(capability: (u32, u32)) -> Option<String> {
@@ -271,7 +269,7 @@ fn families_without_ptx(capability: (u32, u32)) -> Option<String> {
         true => module.arch == capability,
         false => module.arch <= capability,
     };
-    let mut lacking: Vec<String> = Vec::new();
+    let mut lacking = std::collections::BTreeMap::<(u32, u32), Vec<&str>>::new();
     let portable = modules.iter().filter(|module| !module.arch_specific);
     let families: std::collections::BTreeSet<_> = portable.map(|module| module.family).collect();
     for family in families {
@@ -283,11 +281,14 @@ fn families_without_ptx(capability: (u32, u32)) -> Option<String> {
         let least = of_family.clone().map(|module| module.arch).min();
         // What is for later GPUs stands beside a family that runs on sm_80 too.
         let least = least.filter(|&arch| arch <= (8, 0));
-        if let (false, Some((major, minor))) = (of_family.any(runs), least) {
-            lacking.push(format!("the kernels `{family}` need compute capability {major}.{minor} or later"));
+        if let (false, Some(least)) = (of_family.any(runs), least) {
+            lacking.entry(least).or_default().push(family);
         }
     }
-    (!lacking.is_empty()).then(|| lacking.join("; "))
+    let told = lacking.iter().map(|((major, minor), families)| {
+        format!("the kernels `{}` need compute capability {major}.{minor} or later", families.join("`, `"))
+    });
+    (!lacking.is_empty()).then(|| told.collect::<Vec<_>>().join("; "))
 }
 
 /// Runs a small operation on the GPU: whether the driver takes the PTX, and the GPU's answer is right.
