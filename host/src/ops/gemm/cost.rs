@@ -40,13 +40,13 @@ struct Cost {
 impl Cost {
     const fn of(tile: Tile, input: DType) -> Option<Self> {
         let (alone, together, crowded, overhead, resident) = match (tile, input) {
-            (Tile::HopperSplit128x256, _) => (61_500, 61_500, 70_000, 143, 1),
-            (Tile::HopperSplit128x128, _) => (32_400, 32_400, 36_300, 177, 1),
+            (Tile::HopperSplit128x256, _) => (60_200, 60_200, 68_500, 235, 1),
+            (Tile::HopperSplit128x128, _) => (31_950, 31_950, 35_800, 230, 1),
             (Tile::HopperSplit64x128, _) => (24_300, 17_800, 19_500, 235, 2),
             (Tile::HopperSplit64x64, _) => (15_300, 10_300, 12_300, 202, 2),
             (Tile::Strided32x32, _) => (6_500, 5_500, 5_500, 30, 2),
             (Tile::T128x128, _) => (14_274, 8_057, 10_614, 359, 2),
-            (Tile::T128x64, DType::F32) => (37_000, 31_000, 31_100, 100, 2),
+            (Tile::T128x64, DType::F32) => (37_000, 31_000, 31_100, 115, 2),
             (Tile::T128x64, _) => (12_373, 5_001, 7_340, 234, 3),
             (Tile::T64x64, DType::F32) => (19_600, 17_600, 17_600, 100, 2),
             (Tile::T64x64, _) => (6_954, 3_000, 4_351, 227, 4),
