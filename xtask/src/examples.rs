@@ -14,6 +14,8 @@ const TESTS: &str = "Examples: tests in the emulator";
 const CLIPPY: &str = "Examples: clippy";
 const FORMAT: &str = "Examples: formatting";
 const TEMPLATE: &str = "A package from the template: its test";
+const TEMPLATE_FORMAT: &str = "A package from the template: formatting";
+const TEMPLATE_CLIPPY: &str = "A package from the template: clippy";
 const PROGRAM: &str = "A package from the template: its program";
 /// What that prints.
 const PRINTED: &str = "[12.0, 24.0, 36.0] on ";
@@ -35,14 +37,23 @@ pub(crate) fn run(_: &Args) -> Result<ExitCode> {
     if !step(TESTS, &mut cargo(&examples, &["test", "--no-fail-fast"]))? {
         failed.push(TESTS);
     }
-    if !step(CLIPPY, &mut cargo(&examples, &["clippy", "--all-targets", "--", "-D", "warnings"]))? {
+    if !step(
+        CLIPPY,
+        &mut cargo(&examples, &["clippy", "--all-targets", "--features", "library", "--", "-D", "warnings"]),
+    )? {
         failed.push(CLIPPY);
     }
     let folder = tempfile::tempdir().context("cannot make a folder for the package")?;
     let package = folder.path().join("own-kernels");
     new::make("own-kernels", &package, Some(&root), &root.join("template"))?;
+    if !step(TEMPLATE_FORMAT, &mut cargo(&package, &["fmt", "--check"]))? {
+        failed.push(TEMPLATE_FORMAT);
+    }
     if !step(TEMPLATE, &mut cargo(&package, &["test"]))? {
         failed.push(TEMPLATE);
+    }
+    if !step(TEMPLATE_CLIPPY, &mut cargo(&package, &["clippy", "--all-targets", "--", "-D", "warnings"]))? {
+        failed.push(TEMPLATE_CLIPPY);
     }
     println!("\n── {PROGRAM}");
     let output = cargo(&package, &["run", "--quiet"]).output().context("cannot start cargo")?;

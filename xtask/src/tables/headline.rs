@@ -151,28 +151,56 @@ fn short_name(gpu: &str) -> &str {
     gpu.strip_prefix("NVIDIA ").unwrap_or(gpu).split(' ').next().unwrap_or(gpu)
 }
 
+/// Drawn sizes that a line stands for at least: of fewer there is no spread to tell.
+const FEWEST: usize = 5;
+
+/// What suites and operations are called in data, and in words.
+const WORDS: [(&str, &str); 12] = [
+    ("random-training linear-relu-training", "linear layer with ReLU, forward and backward,"),
+    ("random-update linear with update", "linear layer with a generated update,"),
+    ("random-update generated update", "generated update alone,"),
+    ("random-rows layer-norm-training", "layer norm, forward and backward,"),
+    ("random-rows rms-norm-training", "RMS norm, forward and backward,"),
+    ("random-rows softmax-training", "softmax, forward and backward,"),
+    ("random-rows cross-entropy-training", "cross-entropy with its gradient,"),
+    ("random-rows rms-norm-residual", "RMS norm of a sum,"),
+    ("random-rows layer-norm", "layer norm,"),
+    ("random-rows rms-norm", "RMS norm,"),
+    ("random-rows gated-silu", "SwiGLU,"),
+    // The suite of linear layers has no name but that.
+    ("random ", "linear layer, "),
+];
+
+/// The sizes of a spread in words.
+fn words(name: &str) -> String {
+    let found = WORDS.iter().find_map(|(of, words)| Some((words, name.strip_prefix(of)?)));
+    match found {
+        Some((words, rest)) => format!("{words}{rest}"),
+        None => name.trim_start_matches("random-").replace("rows ", ""),
+    }
+}
+
 /// A row for each kind of sizes drawn at random, of all files.
 fn random(files: &[String], read: impl Fn(&str) -> Result<Vec<Measurement>>) -> Result<String> {
     let mut text = format!(
         "| sizes drawn at random | GPU | with a baseline | mean | 5th percentile | lowest | below {LOST} |\n|---|---|---|---|---|---|---|\n"
     );
+    let mut lines = Vec::new();
     for name in files.iter().filter(|name| name.starts_with("random")) {
         let rows = read(name)?;
-        let gpu = rows.first().map_or("", |row| short_name(&row.gpu));
-        for spread in spreads(&rows) {
+        let gpu = rows.first().map_or("", |row| short_name(&row.gpu)).to_owned();
+        for spread in spreads(&rows).into_iter().filter(|spread| spread.count() >= FEWEST) {
             let [mean, low, lowest] = spread.statistics();
-            // The suite of linear layers has no name but that.
-            let words = match spread.name.strip_prefix("random ") {
-                Some(of_layers) => format!("linear layer {of_layers}"),
-                None => spread.name.trim_start_matches("random-").replace("rows ", ""),
-            };
-            writeln!(
-                text,
-                "| {words} | {gpu} | {} | {mean:.2} | {low:.2} | {lowest:.2} | {} |",
-                spread.count(),
-                spread.lost()
-            )?;
+            let words = words(&spread.name);
+            let numbers =
+                format!("{} | {mean:.2} | {low:.2} | {lowest:.2} | {}", spread.count(), spread.lost());
+            lines.push((words, gpu.clone(), numbers));
         }
+    }
+    // What is alike stands together.
+    lines.sort();
+    for (words, gpu, numbers) in lines {
+        writeln!(text, "| {words} | {gpu} | {numbers} |")?;
     }
     Ok(text)
 }
