@@ -66,15 +66,21 @@ struct Arrival {
 
 impl BarrierState {
     /// The threads that have arrived. A warp that arrives with all its lanes counts as 32, even if some have exited or never
-    /// existed.
+    /// existed, and once more each time that it does.
     pub(super) fn arrived<'w>(&self, warps: impl Iterator<Item = &'w Warp>) -> u32 {
-        warps
-            .map(|warp| {
-                let lanes =
-                    self.arrivals.iter().filter(|a| a.warp == warp.number).fold(0, |all, a| all | a.lanes);
-                if warp.live != 0 && lanes & warp.live == warp.live { 32 } else { lanes.count_ones() }
-            })
-            .sum()
+        warps.map(|warp| self.arrived_of(warp)).sum()
+    }
+
+    fn arrived_of(&self, warp: &Warp) -> u32 {
+        let own = || self.arrivals.iter().filter(|a| a.warp == warp.number).map(|a| a.lanes);
+        let (lanes, again) = own().fold((0, 0), |(all, again), lanes| (all | lanes, again | all & lanes));
+        if again == 0 {
+            return if warp.live != 0 && lanes & warp.live == warp.live { 32 } else { lanes.count_ones() };
+        }
+        let times = |lane: u32| own().filter(|lanes| lanes >> lane & 1 == 1).count() as u32;
+        let live = (0..32).filter(|lane| warp.live >> lane & 1 == 1);
+        let whole = live.map(times).min().unwrap_or(0);
+        32 * whole + (0..32).map(|lane| times(lane).saturating_sub(whole)).sum::<u32>()
     }
 }
 

@@ -65,6 +65,24 @@ fn producer_and_consumer_meet_through_arrive_and_sync() {
     fails(&text(""), 64, FindingKind::SharedRace);
 }
 
+/// A warp that tells others that it is there, and then waits, counts for both.
+#[test]
+fn a_warp_that_arrives_and_waits_counts_twice() {
+    let text = |threads: u32| {
+        kernel(
+            ".shared .align 4 .b8 s[128];",
+            &format!(
+                "mov.u32 %r0, s;\nand.b32 %r1, %t, 31;\nmad.lo.u32 %r0, %r1, 4, %r0;\nsetp.lt.u32 %c0, %t, 32;\n\
+                 @%c0 st.shared.u32 [%r0], %t;\n@%c0 bar.arrive 2, {threads};\nsetp.lt.u32 %c1, %t, 64;\n\
+                 @!%c1 ret;\nbar.sync 2, {threads};\nld.shared.u32 %r2, [%r0];\nst.global.u32 [%q], %r2;"
+            ),
+        )
+    };
+    // Of two warps, one counts for two.
+    passes(&text(96), 128);
+    fails(&text(128), 128, FindingKind::BarrierDeadlock);
+}
+
 #[test]
 fn a_read_knows_all_atomic_writers() {
     let text = |thread: u32, barrier: &str| {
