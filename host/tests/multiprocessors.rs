@@ -176,6 +176,21 @@ proptest! {
         product((tiles[which.index(tiles.len())], wide, rest, 8 * k), &limits, |number| number)?;
     }
 
+    /// Teams of every size, with several tiles each on few multiprocessors.
+    #[test]
+    fn few_rows_have_the_same_bits_within_any_limit(
+        m in 1..20usize,
+        n in 1..1500usize,
+        k in prop_oneof![1..200usize, 500..1200usize],
+        limits in limits(),
+    ) {
+        let device = h100();
+        let (x, w) = (numbers(&device, 1, &[m, k], |number| number), numbers(&device, 2, &[n, k], |number| number));
+        expect_same_bits(&device, "linear_dots", &limits, [2, 1], |stream| {
+            bits(&ops::linear(&x, &w).tile(Tile::Dots8x2).on(stream).run().expect("the tile serves the product"))
+        })?;
+    }
+
     #[test]
     fn attention_has_the_same_bits_within_any_limit(
         heads in 1..4usize,

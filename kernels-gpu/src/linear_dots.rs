@@ -30,7 +30,7 @@ pub struct DotsParams {
     /// Products.
     pub batch: u32,
     /// The logarithm to base two of the warps that share the sums of a tile, which are at most [`dots::WARPS`].
-    pub team: u32,
+    pub log2_warps: u32,
     /// Keeps the size a multiple of the alignment; its value is not read.
     pub reserved: u32,
 }
@@ -39,7 +39,8 @@ pub struct DotsParams {
 ///
 /// # Safety
 ///
-/// The pointers, that of the bias too, are valid for the matrices that `p` describes. Y overlaps nothing else. `epilogue` asks for nothing but these terms. There are fewer than 2³² tiles of 8 × 2.
+/// The pointers, that of the bias too, are valid for the matrices that `p` describes. Y overlaps nothing else. `epilogue` asks for nothing but these terms. There are fewer than 2³¹ tiles of
+/// 8 × 2, and fewer than 2³⁰ columns of X.
 #[kernel(
     family = linear_dots,
     block = [dots::THREADS, 1, 1],
@@ -64,7 +65,7 @@ pub unsafe fn linear_dots_f32_f32_8x2(
         n: p.n,
         k: p.k,
         batch: p.batch,
-        team: p.team,
+        log2_warps: p.log2_warps,
     };
     // SAFETY: the whole grid is here, with the threads and the shared memory that it asks for; the rest is the caller's promise.
     unsafe { dots::run(&problem, &epilogue.of_matrix(0, p.m, p.n).in_registers()) }

@@ -239,10 +239,10 @@ fn gpus() -> Vec<Finding> {
                 match (try_kernel(&device), without) {
                     (Ok(()), None) => State::Has(description),
                     (Ok(()), Some(without)) => State::Has(format!("{description}; but {without}")),
-                    (Err(_), Some(why)) => {
+                    (Err(_), Some(why)) if (major, minor) < OLDEST => {
                         State::Lacks { why: format!("{description}: {why}"), remedy: NEWER_GPU.into() }
                     }
-                    (Err(error), None) => lacks(format!("{description}: {error}")),
+                    (Err(error), _) => lacks(format!("{description}: {error}")),
                 }
             }
             Err(error) => lacks(format!("cuda:{ordinal}: {error}")),
@@ -252,13 +252,17 @@ fn gpus() -> Vec<Finding> {
     (0..count).map(gpu).collect()
 }
 
+/// The first compute capability that kernels were compiled for.
+#[cfg(feature = "host")]
+const OLDEST: (u32, u32) = (7, 5);
+
 /// What to do about a GPU that no kernel was compiled for.
 #[cfg(feature = "host")]
 const NEWER_GPU: &str = "Use a newer GPU, or the emulator: --device emulator";
 
 /// Families, and those that do the same on GPUs that they do not run on.
 #[cfg(feature = "host")]
-const STAND_INS: [(&str, &str); 1] = [("generated_update", "linear_update")];
+const STAND_INS: [(&str, &str); 2] = [("generated_update", "linear_update"), ("linear_dots", "linear")];
 
 /// The kernel families whose PTX runs on no GPU of this compute capability, and which one would do; `None` if all run. A family for
 /// one architecture alone is no loss elsewhere, nor is one whose work another does there.
@@ -485,6 +489,7 @@ mod tests {
         let lacks = families_without_ptx((7, 5)).expect("selections are not for Turing");
         assert!(lacks.contains("`topk`") && !lacks.contains("`linear`"), "{lacks}");
         assert!(!lacks.contains("generated_update"), "`linear_update` does that: {lacks}");
+        assert!(!lacks.contains("linear_dots"), "`linear` does that: {lacks}");
     }
 
     #[test]

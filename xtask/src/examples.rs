@@ -14,7 +14,6 @@ const TESTS: &str = "Examples: tests in the emulator";
 const CLIPPY: &str = "Examples: clippy";
 const FORMAT: &str = "Examples: formatting";
 const TEMPLATE: &str = "A package from the template: its test";
-const TEMPLATE_FORMAT: &str = "A package from the template: formatting";
 const TEMPLATE_CLIPPY: &str = "A package from the template: clippy";
 const PROGRAM: &str = "A package from the template: its program";
 /// What that prints.
@@ -46,9 +45,6 @@ pub(crate) fn run(_: &Args) -> Result<ExitCode> {
     let folder = tempfile::tempdir().context("cannot make a folder for the package")?;
     let package = folder.path().join("own-kernels");
     new::make("own-kernels", &package, Some(&root), &root.join("template"))?;
-    if !step(TEMPLATE_FORMAT, &mut cargo(&package, &["fmt", "--check"]))? {
-        failed.push(TEMPLATE_FORMAT);
-    }
     if !step(TEMPLATE, &mut cargo(&package, &["test"]))? {
         failed.push(TEMPLATE);
     }

@@ -73,7 +73,7 @@ pub struct DotsProblem {
     /// Products.
     pub batch: u32,
     /// The logarithm to base two of the warps of a team, which are at most [`WARPS`].
-    pub team: u32,
+    pub log2_warps: u32,
 }
 
 /// What a team computes at a time.
@@ -125,7 +125,7 @@ impl DotsProblem {
         }
     }
 
-    /// Has the level-2 cache get all of A, if that is a few rows: every warp asks for them when it has waited for as many of B.
+    /// Has the level-2 cache get A, if that is a few rows, a line for each thread: warps ask for it when they have waited for as much of B.
     #[inline(always)]
     fn prefetch(&self) {
         let lines = (self.k * WORD).div_ceil(LINE_BYTES).max(1);
@@ -159,7 +159,7 @@ impl DotsProblem {
         let mut sums: Sums = unsafe { core::mem::zeroed() };
         let mut step = part;
         while step < steps {
-            let next = |i: usize| step + ((i as u32) << self.team);
+            let next = |i: usize| step + ((i as u32) << self.log2_warps);
             // What a lane has of a step is a chunk, or words as far apart as there are lanes.
             let is_whole = next(AT_ONCE - 1) < whole;
             // SAFETY: as above; places within rows that there are, or not read.
@@ -210,7 +210,7 @@ impl DotsProblem {
                     }
                 }
             }
-            step += (AT_ONCE as u32) << self.team;
+            step += (AT_ONCE as u32) << self.log2_warps;
         }
         sums
     }
@@ -321,7 +321,7 @@ unsafe fn over_lanes(sums: Sums) -> f32 {
     }
 }
 
-/// Computes `epilogue(A Bᵀ)`. The teams of the grid take turns with the tiles.
+/// Computes `epilogue(A Bᵀ)`. The teams of the grid take turns with the tiles, of which there are fewer than 2³¹.
 ///
 /// # Safety
 ///
@@ -332,8 +332,8 @@ unsafe fn over_lanes(sums: Sums) -> f32 {
 pub unsafe fn run<E: Epilogue>(problem: &DotsProblem, epilogue: &E) {
     let p = *problem;
     let (warp, lane) = (warp::warp_id(), warp::lane_id());
-    let teams = WARPS >> p.team;
-    let (team, part) = (warp >> p.team, warp & ((1 << p.team) - 1));
+    let teams = WARPS >> p.log2_warps;
+    let (team, part) = (warp >> p.log2_warps, warp & ((1 << p.log2_warps) - 1));
     let [below, beside] = p.tiles();
     let count = below * beside * p.batch;
     let has_chunks = p.has_chunks();
@@ -355,7 +355,7 @@ pub unsafe fn run<E: Epilogue>(problem: &DotsProblem, epilogue: &E) {
                 sum = over_lanes(sums);
             }
         }
-        if p.team > 0 {
+        if p.log2_warps > 0 {
             let at = round.offset(warp * WARP_BYTES + lane / 2 * WORD);
             // SAFETY: the warp's own place, which was last read before the barrier of the round between; all threads of the block are here.
             unsafe {
@@ -364,7 +364,7 @@ pub unsafe fn run<E: Epilogue>(problem: &DotsProblem, epilogue: &E) {
                 }
                 thread::sync_threads();
                 if part == 0 {
-                    for other in 1..1 << p.team {
+                    for other in 1..1 << p.log2_warps {
                         sum += ptx::ld_shared_f32(at.offset(other * WARP_BYTES).get());
                     }
                 }

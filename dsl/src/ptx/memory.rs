@@ -550,7 +550,7 @@ pub unsafe fn ld_shared_v4_b32(address: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// As [`ld_global_v4_b32_if`], of bytes that are read once: `.cs`, the first that a cache gives up.
+/// As [`ld_global_v4_b32_if`], of bytes that few others read: `.cs`, the first that a cache gives up.
 ///
 /// # Safety
 ///

@@ -155,7 +155,7 @@ fn short_name(gpu: &str) -> &str {
 const FEWEST: usize = 5;
 
 /// What suites and operations are called in data, and in words.
-const WORDS: [(&str, &str); 12] = [
+const WORDS: [(&str, &str); 15] = [
     ("random-training linear-relu-training", "linear layer with ReLU, forward and backward,"),
     ("random-update linear with update", "linear layer with a generated update,"),
     ("random-update generated update", "generated update alone,"),
@@ -167,6 +167,9 @@ const WORDS: [(&str, &str); 12] = [
     ("random-rows layer-norm", "layer norm,"),
     ("random-rows rms-norm", "RMS norm,"),
     ("random-rows gated-silu", "SwiGLU,"),
+    ("random-rows softmax", "softmax,"),
+    ("random-rows add", "addition,"),
+    ("random-attention attention", "attention,"),
     // The suite of linear layers has no name but that.
     ("random ", "linear layer, "),
 ];
@@ -207,7 +210,7 @@ fn random(files: &[String], read: impl Fn(&str) -> Result<Vec<Measurement>>) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::{LINES, found, text};
+    use super::{LINES, found, text, words};
     use crate::measurement::Measurement;
     use crate::tables::read;
 
@@ -241,12 +244,28 @@ mod tests {
         let files = ["linear-h100".to_owned(), "random-a".into(), "random-b".into()];
         let drawn = |name: &str| {
             assert!(name.starts_with("random"), "{name}");
-            let gpu = "NVIDIA H100 80GB HBM3".into();
-            Ok(vec![Measurement { suite: "random".into(), gpu, ..row("cublaslt-fused", 9.0) }])
+            // Of the second file there are too few to tell a spread.
+            let count = if name == "random-a" { 5 } else { 4 };
+            let of = |i: usize| Measurement {
+                suite: "random".into(),
+                gpu: "NVIDIA H100 80GB HBM3".into(),
+                shape: format!("{}x64x64", i + 1),
+                ..row("cublaslt-fused", 9.0)
+            };
+            Ok((0..count).map(of).collect())
         };
         let text = text("random", &files, drawn).expect("rows");
-        let line = "| linear layer bf16, K and N multiples of 8 | H100 | 1 | 0.90 | 0.90 | 0.90 | 1 |";
-        assert_eq!(text.lines().filter(|other| *other == line).count(), 2, "{text}");
+        let line = "| linear layer, bf16, K and N multiples of 8 | H100 | 5 | 0.90 | 0.90 | 0.90 | 5 |";
+        assert_eq!(text.lines().filter(|other| *other == line).count(), 1, "{text}");
+        assert_eq!(text.lines().count(), 3, "{text}");
+    }
+
+    #[test]
+    fn drawn_sizes_are_told_in_words() {
+        assert_eq!(words("random-rows layer-norm-training bf16"), "layer norm, forward and backward, bf16");
+        assert_eq!(words("random-rows layer-norm bf16"), "layer norm, bf16");
+        assert_eq!(words("random f32"), "linear layer, f32");
+        assert_eq!(words("random-other thing bf16"), "other thing bf16");
     }
 
     #[test]

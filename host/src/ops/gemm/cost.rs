@@ -486,7 +486,10 @@ impl NarrowCost {
     }
 }
 
-/// What a launch of teams of warps costs, in picoseconds on an H100.
+/// The most tiles of a launch of teams. Tiles are so small that other launches have room for what has more.
+const MOST_TILES: u64 = i32::MAX as u64;
+
+/// What a launch of teams of warps costs, in picoseconds, fitted to what an H200 took, with the bandwidth of an H100.
 struct DotsCost;
 
 impl DotsCost {
@@ -503,6 +506,9 @@ impl DotsCost {
 
     fn picoseconds(problem: &Problem, limits: &Limits) -> u128 {
         let tiles = Tile::Dots8x2.tiles(problem.m, problem.n).saturating_mul(problem.batch.into());
+        if tiles > MOST_TILES {
+            return u128::MAX;
+        }
         let row_bytes = u64::from(problem.k) * problem.input.size() as u64;
         let Teams { rounds, steps, .. } = Teams::of(tiles, row_bytes, limits.multiprocessors);
         let rows = u128::from(problem.m.min(dots::ROWS));

@@ -254,9 +254,12 @@ impl Instance {
             let of_team = |size: Size| size.parts(parts).clusters(2);
             let (full, short) = (plain(m, 2 * parts * step + 7, 9), plain(m - 1, (parts - 1) * step, 5));
             sizes.extend([full, short, words(full), words(short)].map(of_team));
-            sizes.push(of_team(plain(2 * m, step + 1, 7).clusters(1)));
+            sizes.push(of_team(plain(2 * m, step + 1, 7)).clusters(1));
+            // Chunks of four steps at a time, once and twice.
+            sizes.extend([4 * parts * step + 3, (8 * parts + 1) * step + 5].map(|k| of_team(plain(m, k, 3))));
         }
-        sizes.extend([plain(17, 9, 75).clusters(1), plain(3, 40, 37).clusters(2)]);
+        sizes.extend([plain(17, 9, 75).clusters(1), plain(3, 40, 37).clusters(2), size(5, 0, 9)]);
+        sizes.push(plain(2, 70, 3).fused(Fused { bias: false, function: Function::Relu, ..PLAIN }));
         for function in [Function::Relu, Function::GeluTanh, Function::Silu] {
             let fused = Fused { function, alpha: 0.5, bias: function != Function::GeluTanh, ..PLAIN };
             sizes.push(plain(7, 18, 5).fused(fused));

@@ -108,7 +108,7 @@ unsafe fn launch_dots<K: Kernel<Args = DotsArgs>>(
         n,
         k,
         batch,
-        team: Teams::of(tiles, row_bytes, device.properties().multiprocessors).warps,
+        log2_warps: Teams::of(tiles, row_bytes, device.properties().multiprocessors).log2_warps,
         reserved: 0,
     };
     let blocks = stream.persistent_blocks(blocks, tiles, |multiprocessors| multiprocessors * dots::RESIDENT);

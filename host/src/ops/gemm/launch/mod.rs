@@ -14,8 +14,8 @@ use warpsmith_dsl::gemm::Layouts;
 use warpsmith_dsl::launch::{Declaration, GlobalMut, TensorMap};
 #[cfg(doc)]
 use warpsmith_kernels::{
-    linear::linear, linear_hopper::linear_hopper, linear_narrow::linear_narrow, linear_skinny::linear_skinny,
-    linear_strided::linear_strided,
+    linear::linear, linear_dots::linear_dots_f32_f32_8x2, linear_hopper::linear_hopper,
+    linear_narrow::linear_narrow, linear_skinny::linear_skinny, linear_strided::linear_strided,
 };
 
 pub(crate) use early::{has_only_tiles, is_early, tiles};
@@ -69,7 +69,7 @@ impl<T: Element, O: Element> Instance<T, O> {
     ///
     /// # Safety
     ///
-    /// The operands are valid for what [`linear`], [`linear_hopper`], [`linear_skinny`], [`linear_narrow`] or [`linear_strided`] does with them,
+    /// The operands are valid for what [`linear`], [`linear_hopper`], [`linear_skinny`], [`linear_narrow`], [`linear_dots`](linear_dots_f32_f32_8x2) or [`linear_strided`] does with them,
     /// and live until the stream's work is done.
     pub(crate) unsafe fn launch(
         &self,

@@ -70,6 +70,22 @@ fn hopper_gets_its_own_tiles_for_what_its_copy_engine_can_read() {
     assert!(select(&problem, &later).is_some_and(|tile| !tile.is_hopper()), "another architecture");
 }
 
+#[test]
+fn few_rows_of_f32_are_sums_of_their_own() {
+    for limits in [&H100, &PORTABLE] {
+        assert_eq!(tile_on(limits, 1, 2280, 192, DType::F32), Tile::Dots8x2);
+        let odd = Problem { m: 3, n: 144, k: 517, ..full(DType::F32, Access::Words) };
+        assert_eq!(select(&odd, limits), Some(Tile::Dots8x2));
+        for fused in [Fused::Terms, Fused::Mask, Fused::Own] {
+            assert_ne!(select(&Problem { fused, ..odd }, limits), Some(Tile::Dots8x2), "{fused:?}");
+        }
+    }
+    assert_ne!(tile_on(&H100, 64, 4096, 4096, DType::F32), Tile::Dots8x2);
+    // More tiles than a launch has.
+    let many = Problem { m: 1, n: 3, k: 1, batch: 1 << 30, ..full(DType::F32, Access::Words) };
+    assert_ne!(select(&many, &H100), Some(Tile::Dots8x2));
+}
+
 /// The tile whose last ones may be in halves, and the one whose kernel it shares.
 const HALVES: Tile = Tile::HopperCooperative128x256Halves;
 const WHOLE: Tile = Tile::HopperCooperative128x256;

@@ -118,7 +118,7 @@ impl Tile {
         (steps.div_ceil(of_part) as u32, elements as u32)
     }
 
-    /// Whether a block works through several tiles.
+    /// Whether a block works through several tiles, with the copies of the next under way; not so the warps of [`Dots8x2`](Self::Dots8x2).
     #[must_use]
     pub const fn is_persistent(self) -> bool {
         matches!(self.facts().schedule, Schedule::Persistent { .. })
@@ -257,7 +257,7 @@ impl Tile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Teams {
     /// The logarithm to base two of the warps of a team.
-    pub(super) warps: u32,
+    pub(super) log2_warps: u32,
     /// Tiles that a team has one after the other.
     pub(super) rounds: u64,
     /// Steps that a warp takes for each.
@@ -272,10 +272,10 @@ impl Teams {
     pub(super) fn of(tiles: u64, row_bytes: u64, multiprocessors: u32) -> Self {
         let blocks = u64::from(multiprocessors.max(1)) * u64::from(dots::RESIDENT);
         let steps = row_bytes.div_ceil(dots::STEP_BYTES.into());
-        let of = |warps: u32| Self {
-            warps,
-            rounds: tiles.div_ceil(blocks * u64::from(dots::WARPS >> warps)),
-            steps: steps.div_ceil(1 << warps),
+        let of = |log2_warps: u32| Self {
+            log2_warps,
+            rounds: tiles.div_ceil(blocks * u64::from(dots::WARPS >> log2_warps)),
+            steps: steps.div_ceil(1 << log2_warps),
         };
         let sizes = (0..=dots::WARPS.ilog2()).rev().map(of);
         sizes.min_by_key(|teams| teams.rounds.saturating_mul(teams.steps + Self::OF_TILE)).unwrap_or(of(0))
@@ -319,15 +319,15 @@ mod tests {
     #[test]
     fn teams_are_as_large_as_the_multiprocessors_hold_at_a_time() {
         let of = |tiles, row_bytes| Teams::of(tiles, row_bytes, 132);
-        assert_eq!(of(264, 1 << 14), Teams { warps: 3, rounds: 1, steps: 4 });
-        assert_eq!(of(265, 1 << 14), Teams { warps: 2, rounds: 1, steps: 8 });
-        assert_eq!(of(1056, 1 << 14), Teams { warps: 1, rounds: 1, steps: 16 });
+        assert_eq!(of(264, 1 << 14), Teams { log2_warps: 3, rounds: 1, steps: 4 });
+        assert_eq!(of(265, 1 << 14), Teams { log2_warps: 2, rounds: 1, steps: 8 });
+        assert_eq!(of(1056, 1 << 14), Teams { log2_warps: 1, rounds: 1, steps: 16 });
         // A second round for one tile takes longer than three of half the length.
-        assert_eq!(of(2112, 1 << 14), Teams { warps: 0, rounds: 1, steps: 32 });
-        assert_eq!(of(2113, 1 << 14), Teams { warps: 1, rounds: 3, steps: 16 });
-        // More warps than steps have nothing to do, and no tile waits for them.
-        assert_eq!(of(1, 0), Teams { warps: 3, rounds: 1, steps: 0 });
-        assert_eq!(of(2000, 512), Teams { warps: 0, rounds: 1, steps: 1 });
-        assert_eq!(of(u64::from(u32::MAX), 512).warps, 0);
+        assert_eq!(of(2112, 1 << 14), Teams { log2_warps: 0, rounds: 1, steps: 32 });
+        assert_eq!(of(2113, 1 << 14), Teams { log2_warps: 1, rounds: 3, steps: 16 });
+        // Of sizes that take as long, the largest.
+        assert_eq!(of(1, 0), Teams { log2_warps: 3, rounds: 1, steps: 0 });
+        assert_eq!(of(2000, 512), Teams { log2_warps: 0, rounds: 1, steps: 1 });
+        assert_eq!(of(u64::from(u32::MAX), 512).log2_warps, 0);
     }
 }

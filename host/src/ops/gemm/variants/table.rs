@@ -47,7 +47,7 @@ macro_rules! variants {
         }
 
         impl Tile {
-            /// Every tile; of 16-bit types and f32, and of 8-bit types, those for Hopper before the portable ones.
+            /// Every tile; of 16-bit types and f32, and of 8-bit types, those for Hopper before the portable ones of the same shapes.
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
 
             /// Its name in tables and on command lines.

@@ -370,7 +370,7 @@ impl Case {
                     n,
                     k,
                     batch,
-                    team: self.size.parts.ilog2(),
+                    log2_warps: self.size.parts.ilog2(),
                     reserved: 0,
                 };
                 (pointer(0), pointer(1), y, epilogue, params).with_raw(|raw| launch(clusters.max(1), raw))
