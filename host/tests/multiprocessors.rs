@@ -180,7 +180,8 @@ proptest! {
     #[test]
     fn few_rows_have_the_same_bits_within_any_limit(
         m in 1..20usize,
-        n in 1..1500usize,
+        // More tiles than blocks at a time: others are left alone.
+        n in 600..1500usize,
         k in prop_oneof![1..200usize, 500..1200usize],
         limits in limits(),
     ) {

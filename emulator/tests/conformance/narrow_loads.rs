@@ -63,8 +63,10 @@ fn memory_that_may_be_written_is_loaded_alike() {
         assert_eq!(results(&body), [0, word(at), 0, 0]);
         let body = format!("ld.global.v2.b32 {{%w3, %w0}}, [%in+{}];", at + 8);
         assert_eq!(results(&body), [word(at + 12), 0, 0, word(at + 8)]);
-        let body = format!("ld.global.v4.b32 {{%w3, %w2, %w1, %w0}}, [%in+{at}];");
-        assert_eq!(results(&body), [word(at + 12), word(at + 8), word(at + 4), word(at)]);
+        for cache in ["", ".cs"] {
+            let body = format!("ld.global{cache}.v4.b32 {{%w3, %w2, %w1, %w0}}, [%in+{at}];");
+            assert_eq!(results(&body), [word(at + 12), word(at + 8), word(at + 4), word(at)]);
+        }
     }
 }
 

@@ -37,3 +37,13 @@ pub(super) fn direction(gradient: &[f32]) -> Vec<f32> {
     let largest = gradient.iter().fold(f32::MIN_POSITIVE, |largest, g| largest.max(g.abs()));
     gradient.iter().zip(numbers(gradient.len(), 29)).map(|(g, other)| g / largest + 0.5 * other).collect()
 }
+
+/// Whether numbers are those of another kernel, which adds up to 64 products in another order: what is done to sums decides which one it is. Either is off by
+/// at most 64 roundings of the largest.
+pub(super) fn expect_near(got: &[f32], expected: &[f32]) {
+    let largest = expected.iter().fold(0.0f32, |largest, number| largest.max(number.abs()));
+    assert_eq!(got.len(), expected.len());
+    for (got, expected) in got.iter().zip(expected) {
+        assert!((got - expected).abs() <= 64.0 * f32::EPSILON * largest, "{got}, {expected}");
+    }
+}

