@@ -9,9 +9,9 @@
 //! Persistent launches and those for few rows have models of their own: what a tile costs for each column of K, whether all ask
 //! for memory at once, and what is not hidden under something else.
 //!
-//! The costs were fitted to what an H100 took at sizes drawn at random and at the bench's own, so that the choices lose least: `random-h100.csv`
-//! and the tuner's table; of few rows in f32 what an H200 took, `random-f32-h200.csv`; of 8-bit types `random-fp8-h100.csv` and
-//! `fp8-h100.csv`. Only their ratios matter here.
+//! The costs were fitted to what an H100 took at sizes drawn at random and at the bench's own, so that the choices lose least: `random-h100.csv` and the
+//! tuner's table. Few rows in f32 were measured on an H200: `random-f32-h200.csv`. 8-bit types have `random-fp8-h100.csv` and `fp8-h100.csv`. Only their ratios
+//! matter here.
 
 use warpsmith_dsl::gemm::{dots, narrow};
 

@@ -1,8 +1,8 @@
 //! The choice, against what was measured and what must hold.
 //!
-//! The model is held to what was measured of two kinds of sizes: those drawn at random that it was fitted to (`random-h100.csv`, of f32 also `random-f32-h200.csv`), and the bench's own, as the
-//! tuner measured them (`docs/bench/tune-h100.csv`) and, for longer epilogues, `epilogues-h100.csv`. Each says with which GPU, driver and commands. How good the
-//! choices are at sizes that nobody fitted is for the bench to say.
+//! The model is held to what was measured of two kinds of sizes. Those drawn at random are what it was fitted to (`random-h100.csv`, of f32 also
+//! `random-f32-h200.csv`). The bench's own are as the tuner measured them (`docs/bench/tune-h100.csv`) and, for longer epilogues, in `epilogues-h100.csv`. Each
+//! file says with which GPU, driver and commands. How good the choices are at sizes that nobody fitted is for the bench to say.
 
 use std::collections::BTreeMap;
 
