@@ -31,6 +31,8 @@ pub(crate) const ATTENTION: &str = "random-attention";
 pub(crate) const ROWS: &str = "random-rows";
 /// That of layers with their gradients.
 pub(crate) const TRAINING: &str = "random-training";
+/// The suite of batches of products.
+const BATCHES: &str = "random-batch";
 
 /// The ratio below which a size counts as lost.
 pub(crate) const LOST: f64 = 0.95;
@@ -125,7 +127,13 @@ fn kind(row: &Measurement) -> Option<(String, bool)> {
         return Some((String::new(), true));
     }
     let sides: Vec<usize> = row.shape.split('x').filter_map(|side| side.parse().ok()).collect();
-    let ([_, k, n] | [_, k, n, _]) = sides[..] else { return None };
+    // Matrices of a batch stand before the sides of one, the rank of an update behind.
+    let (k, n) = match sides[..] {
+        [_, k, n] => (k, n),
+        [_, _, k, n] if row.suite == BATCHES => (k, n),
+        [_, k, n, _] => (k, n),
+        _ => return None,
+    };
     let in_chunks = k % 8 == 0 && n % 8 == 0;
     let kind = match row.dtype.as_str() {
         "bf16" | "f16" if in_chunks => ", K and N multiples of 8",
@@ -190,6 +198,9 @@ mod tests {
             ]
         );
         assert_eq!(all[1].to_string(), "0.500, 0.500, lowest 0.500; 1 of 1 below 0.95");
+        // The first number of a batch is that of its matrices.
+        let batch = Measurement { suite: super::BATCHES.into(), ..row("bf16", "7x9x8x16", 1.0) };
+        assert_eq!(spreads(&[batch])[0].name, "random-batch bf16, K and N multiples of 8");
         // One of forty is not the 5th percentile, but it is the lowest.
         rows[3] = row("bf16", "3x8x16", 0.84);
         assert_eq!(spreads(&rows)[0].is_met(), Some(false));

@@ -301,6 +301,14 @@ impl Case {
         self.precision.ours().map(case)
     }
 
+    /// The types of the operands and of the result, if it is a product or a batch of them in a layout that is no linear layer's.
+    pub(super) fn product(&self) -> Option<[DType; 2]> {
+        let is_product =
+            self.operation == self.operation.its_product() && self.operation.extra == Extra::None;
+        let types = self.precision.ours().filter(|[input, output]| input == output);
+        types.filter(|_| is_product && self.without_extra().is_none())
+    }
+
     /// M, K, N with `by` between them, behind the number of matrices if there are several.
     pub(super) fn sides(&self, by: &str) -> String {
         let batch = Some(self.operation.batch).filter(|&batch| batch != 1);

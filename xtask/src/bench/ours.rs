@@ -59,12 +59,14 @@ pub(super) fn tiles_of(device: &Device, case: &Case) -> Vec<Variant> {
     let capability = device.properties().compute_capability;
     let with_parts =
         |tile: Tile| parts_of(tile.shares(), case.shape).map(move |parts| Variant::By(tile, parts));
-    if let Some(linear) = case.without_extra() {
-        let (input, output) = (linear.input, linear.output);
-        let asked = Products::choose(input, linear.k, linear.precision, true);
+    let linear = case.without_extra().map(|linear| [linear.input, linear.output]);
+    // Of products also what reads operands element by element, which may take longer than a copy of them.
+    let is_product = linear.is_none();
+    if let Some([input, output]) = linear.or_else(|| case.product()) {
+        let asked = Products::choose(input, case.shape[1], case.precision.asked(), true);
         let serves = |tile: &Tile| {
             tile.runs_on(capability)
-                && tile.serves(input, Access::Aligned)
+                && (tile.serves(input, Access::Aligned) || is_product && tile.serves(input, Access::Strided))
                 && tile.serves_output(input, output)
                 && tile.products(input).is_at_least(asked)
         };
@@ -112,13 +114,19 @@ pub(super) fn subjects(stream: &Stream, case: &Case, variants: &[Variant]) -> Re
             Precision::Bf16ToF32 | Precision::F8 | Precision::F8Mixed => Ok(Vec::new()),
         };
     }
+    if case.product().is_some() {
+        return match case.precision {
+            Precision::Bf16 => products::<bf16>(stream, case, variants),
+            Precision::F16 => products::<f16>(stream, case, variants),
+            _ => products::<f32>(stream, case, variants),
+        };
+    }
     // Others are asked for no tiles, but those of 8-bit types for theirs.
     let is_scaled = matches!(case.precision, Precision::F8 | Precision::F8Mixed);
     let serves = |tile: Tile| is_scaled && tile.serves(DType::F8E4M3, Access::Aligned);
     if variants.iter().any(|variant| variant.asked().0.is_some_and(|tile| !serves(tile))) {
         return Ok(Vec::new());
     }
-    let is_product = case.operation == case.operation.its_product();
     let scaled = variants.iter().map(|variant| variant.asked());
     Ok(match case.precision {
         // Of what else there is in 8 bits nothing is measured, rather than this under another name.
@@ -129,11 +137,6 @@ pub(super) fn subjects(stream: &Stream, case: &Case, variants: &[Variant]) -> Re
         Precision::F8Mixed if case.is_plain_scaled() => {
             let first = Scaled::<F8E5M2>::new(stream, *case)?;
             scaled.map(|(tile, parts)| Box::new(first.with_parts(tile, parts)) as Box<dyn Ours>).collect()
-        }
-        Precision::Bf16 if is_product => vec![Box::new(Matmul::<bf16>::new(stream, *case)?)],
-        Precision::F16 if is_product => vec![Box::new(Matmul::<f16>::new(stream, *case)?)],
-        Precision::Tf32 | Precision::F32 if is_product => {
-            vec![Box::new(Matmul::<f32>::new(stream, *case)?)]
         }
         _ => Vec::new(),
     })
@@ -149,6 +152,20 @@ fn extended<T: LinearInput + 'static>(
     let with_tile = |variant: &Variant| {
         let (tile, parts) = variant.asked();
         Box::new(first.with_tile(tile, parts)) as Box<dyn Ours>
+    };
+    Ok(variants.iter().map(with_tile).collect())
+}
+
+/// A product or a batch of them, in each of some variants.
+fn products<T: LinearInput + 'static>(
+    stream: &Stream,
+    case: &Case,
+    variants: &[Variant],
+) -> Result<Vec<Box<dyn Ours>>> {
+    let first = Matmul::<T>::new(stream, *case)?;
+    let with_tile = |variant: &Variant| {
+        let (tile, parts) = variant.asked();
+        Box::new(Matmul { tile, parts, ..first.clone() }) as Box<dyn Ours>
     };
     Ok(variants.iter().map(with_tile).collect())
 }
@@ -268,10 +285,13 @@ impl<W: ScaledInput> Ours for Scaled<W> {
     }
 }
 
-/// A product of operands in place, or a batch of them.
+/// A product of operands in place, or a batch of them. Clones share their memory.
+#[derive(Clone)]
 struct Matmul<T: Element> {
     case: Case,
     stream: Stream,
+    tile: Option<Tile>,
+    parts: Option<u32>,
     x: Vec<Tensor<T>>,
     w: Vec<Tensor<T>>,
     y: Vec<Tensor<T>>,
@@ -288,6 +308,8 @@ impl<T: LinearInput> Matmul<T> {
         Ok(Self {
             case,
             stream: stream.clone(),
+            tile: None,
+            parts: None,
             x: copies(tensor(stream, &case, Operand::X, &x)?, count)?,
             w: copies(tensor(stream, &case, Operand::W, &w)?, count)?,
             y: copies(Tensor::zeros_on(stream, several([m, n]))?, count)?,
@@ -297,7 +319,8 @@ impl<T: LinearInput> Matmul<T> {
     fn op(&self, index: usize) -> ops::matmul::MatmulOp<'_, T, T> {
         let layout = self.case.operation.layout;
         let op = ops::matmul(&self.x[index], &self.w[index]);
-        let op = op.precision(self.case.precision.asked()).on(&self.stream);
+        let op = op.precision(self.case.precision.asked()).tile(self.tile).parts(self.parts);
+        let op = op.on(&self.stream);
         let op = if layout.transposes_x() { op.transpose_a() } else { op };
         if layout.transposes_w() { op.transpose_b() } else { op }
     }
@@ -409,13 +432,20 @@ mod tests {
             let alike = usize::from(variants.contains(&halves));
             assert_eq!(kernels.len(), variants.len() - alike, "{case}: {kernels:?}");
         }
-        let product = Case {
-            suite: Suite::Main,
-            operation: Operation::product(Layout::Nn),
-            precision: Precision::Bf16,
-            shape: [8, 32, 16],
-        };
-        assert_eq!(tiles_of(&device, &product), [], "an operation without tiles by name");
+        // Of products, in all of their layouts and in batches, each tile computes what the chosen one does.
+        let batches =
+            [Layout::Nn, Layout::Tt].map(|layout| Operation { batch: 3, ..Operation::product(layout) });
+        let products = [Layout::Nn, Layout::Tn].map(Operation::product);
+        for operation in products.into_iter().chain(batches) {
+            for shape in [[8, 32, 16], [5, 33, 15]] {
+                let case = Case { suite: Suite::Main, operation, precision: Precision::Bf16, shape };
+                let variants = tiles_of(&device, &case);
+                assert!(variants.len() > 3, "{case}: {variants:?}");
+                for mut subject in subjects(&stream, &case, &variants).expect("memory") {
+                    subject.enqueue(0).unwrap_or_else(|error| panic!("{case}: {error}"));
+                }
+            }
+        }
     }
 
     /// What a peer's results are held to is what the operation means.
