@@ -78,8 +78,9 @@ unsafe impl<T: 'static> KernelParam for ElementwiseParams<T> {}
 /// # Safety
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`, where the last chunk of a row may be cut; it has the operands and results of its operation. What is
-/// written overlaps nothing else, but each result may be an operand of its type if their rows are the same. `p.threads` is a power of two up to [`THREADS`], and at
-/// least a warp's unless `VECTOR`. The grid has blocks for all columns and for all rows.
+/// written overlaps nothing else, but each result may be an operand of its type if their rows are the same.
+/// `p.threads` is a power of two up to [`THREADS`], as [`Columns`] takes them.
+/// The grid has blocks for all columns and for all rows.
 #[inline(always)]
 pub unsafe fn apply_to_elements<
     T: RowElement,

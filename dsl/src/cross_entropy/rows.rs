@@ -73,7 +73,7 @@ unsafe impl<T: 'static> KernelParam for CrossEntropyParams<T> {}
 /// # Safety
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`. What is written overlaps nothing else, but the gradient may be the logits if their types and
-/// rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS), and at least a warp's unless `VECTOR`; the number of a cluster's blocks
+/// rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS), as [`Columns`] takes them; the number of a cluster's blocks
 /// is a power of two. All threads of a row have all of its chunks in `p.rounds` rounds. The grid has a team for each row.
 #[inline(always)]
 pub unsafe fn cross_entropy_rows<

@@ -52,8 +52,8 @@ const LOADED: usize = 8;
 ///
 /// # Safety
 ///
-/// What `p` describes is valid, and aligned to chunks if `VECTOR`; what is written overlaps nothing else. `p.threads` is a power of two up to [`THREADS`],
-/// and at least a warp's unless `VECTOR`.
+/// What `p` describes is valid, and aligned to chunks if `VECTOR`; what is written overlaps nothing else.
+/// `p.threads` is a power of two up to [`THREADS`], as [`Columns`] takes them.
 #[inline(always)]
 pub unsafe fn add_rows<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
     p: &GradientParams<T>,

@@ -5,6 +5,7 @@
 //! Rows may begin at any number.
 
 use crate::epilogue::Epilogue;
+use crate::gemm::again::is_not_finite;
 use crate::launch::{Global, GlobalMut};
 use crate::layout::{CHUNK_BYTES, Coord};
 use crate::ptx;
@@ -240,17 +241,39 @@ impl DotsProblem {
         words
     }
 
+    /// The sum of index `index` of a tile, of products one after the other along K: parts of a sum may overflow where the sum does not.
+    ///
+    /// # Safety
+    ///
+    /// The tile has such an output. A and B are valid for reads.
+    #[inline(always)]
+    unsafe fn again(&self, tile: &Tile, index: u32) -> f32 {
+        let (mut a, mut b) = (self.row::<0>(tile, index / COLUMNS), self.row::<1>(tile, index % COLUMNS));
+        let (mut sum, mut k) = (0.0, 0);
+        while k < self.k {
+            // SAFETY: within the rows.
+            sum = unsafe { ptx::fma(ptx::ld_global_f32_if(a, true), ptx::ld_global_f32_if(b, true), sum) };
+            (a, b) = (a + WORD as u64, b + WORD as u64);
+            // Opaque: the loop would be unrolled.
+            k = ptx::opaque(k + 1);
+        }
+        sum
+    }
+
     /// Stores the output that this lane has of the tile, the one of an even lane; `column` is what the epilogue knows of its [column](Tile::column).
     ///
     /// # Safety
     ///
     /// All lanes of the warp call it, with the sum of index `lane / 2`. The output is valid for writes, and nothing else touches the tile.
     #[inline(always)]
-    unsafe fn store<E: Epilogue>(&self, tile: &Tile, sum: f32, epilogue: &E, column: E::Column) {
+    unsafe fn store<E: Epilogue>(&self, tile: &Tile, mut sum: f32, epilogue: &E, column: E::Column) {
         let index = warp::lane_id() / 2;
         let at = Coord { row: tile.at.row + index / COLUMNS, column: tile.column() };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise. What is not there is zero, and so finite.
         unsafe {
+            if is_not_finite(sum) {
+                sum = self.again(tile, index);
+            }
             let [value] = epilogue.apply(at, epilogue.row(at.row), [column], [sum]);
             if at.row < self.m && at.column < self.n && warp::lane_id().is_multiple_of(2) {
                 let place =

@@ -4,7 +4,9 @@
 #![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
 
 use crate::launch::{Global, GlobalMut, KernelParam};
-use crate::rows::{AnyRows, Columns, RowElement, SHARED_BYTES, Staged, THREADS, Team, each_chunk, hidden};
+use crate::rows::{
+    AnyRows, Columns, OverChunks, RowElement, SHARED_BYTES, Staged, THREADS, Team, each_chunk, hidden,
+};
 use crate::shared::SharedAddress;
 use crate::{ptx, thread};
 
@@ -63,12 +65,13 @@ const MOST_COLUMNS: u32 = 16;
 /// Shared memory of a block, in bytes.
 pub const GRADIENT_SHARED_BYTES: u32 = MEETING + THREADS * MOST_COLUMNS * 4;
 
-/// The gradient of norms. Which rows a block has depends on the grid's size, which is the number of rows that `p.dweight` and `p.dbias` have.
+/// The gradient of norms. Which rows a block has depends on the grid's size, which is the number of rows that `p.dweight` and `p.dbias` have. In several rounds
+/// only the gradient of the rows is computed.
 ///
 /// # Safety
 ///
 /// As [`norm_rows`](super::norm_rows), but the grid may have fewer teams than there are rows. `PER · CHUNKS` is at most 16, and `p.deviation` is there, and of a layer norm
-/// `p.mean`. dx may be x, dy or dsum if their rows are the same.
+/// `p.mean`. In several rounds `p.dx` is there. dx may be x, dy or dsum if their rows are the same.
 #[inline(always)]
 pub unsafe fn norm_gradients<
     T: RowElement,
@@ -132,18 +135,21 @@ unsafe fn rows_at_once<
                 load_both(p, of_row(row), row, &mut words);
             }
             // Where there is no column, the gradient of the result is zero, and so is all that is added.
-            let mut sums = [[0.0; 2]; 2];
+            let mut all_sums = [OverChunks::<CHUNKS>::NOTHING; 2];
             each_chunk!(c of CHUNKS => {
                 let Chunk { normed, dy, gradient } =
                     Chunk::<PER>::new::<T>([words[0][c], words[1][c]], weight.chunk(c as u32), statistics);
+                let mut sums = [[0.0; 2]; 2];
                 for j in 0..PER {
                     sums[0][j % 2] += gradient[j];
                     sums[1][j % 2] = ptx::fma(gradient[j], normed[j], sums[1][j % 2]);
                     of_columns.weight[c][j] = ptx::fma(dy[j], normed[j], of_columns.weight[c][j]);
                     of_columns.bias[c][j] += dy[j];
                 }
+                all_sums[0].add(c, sums[0][0] + sums[0][1]);
+                all_sums[1].add(c, sums[1][0] + sums[1][1]);
             });
-            let [of_gradient, of_product] = team.sum([sums[0][0] + sums[0][1], sums[1][0] + sums[1][1]]);
+            let [of_gradient, of_product] = team.sum(all_sums.map(OverChunks::sum));
             let of_mean = if p.is_centered == 0 { 0.0 } else { of_gradient * p.inverse };
             let of_deviation = of_product * p.inverse;
             // Only now: before, other things take the registers.
@@ -177,7 +183,7 @@ unsafe fn rows_at_once<
     }
 }
 
-/// Rows that are wider than their threads hold at a time: they are read twice, and gradients of columns are added up in memory.
+/// Rows that are wider than their threads hold at a time: they are read twice. Gradients of columns are [added up apart](super::norm_column_gradients).
 ///
 /// # Safety
 ///
@@ -195,8 +201,7 @@ unsafe fn rows_in_rounds<
     all: Columns<PER, VECTOR>,
 ) {
     let chunks = p.rounds * CHUNKS as u32;
-    let first = team.row();
-    let mut row = first;
+    let mut row = team.row();
     // SAFETY: the caller's promise.
     unsafe {
         while row < p.rows {
@@ -220,26 +225,18 @@ unsafe fn rows_in_rounds<
             sums = team.sum(sums);
             let of_mean = if p.is_centered == 0 { 0.0 } else { sums[0] * p.inverse };
             let of_deviation = sums[1] * p.inverse;
-            let is_first = row == first;
             for chunk in 0..chunks {
                 let mut from_elsewhere = [0.0; PER];
                 if !p.dsum.is_null() {
                     from_elsewhere = T::unpack(all.load_words::<T>(dsum, chunk));
                 }
-                let Chunk { normed, dy, gradient } = of_chunk(chunk);
+                let Chunk { normed, gradient, .. } = of_chunk(chunk);
                 let mut result = [0.0; PER];
                 for j in 0..PER {
                     let rest = ptx::fma(-normed[j], of_deviation, gradient[j] - of_mean);
                     result[j] = ptx::fma(rest, statistics[1], from_elsewhere[j]);
-                    if all.has(chunk, j) {
-                        let at = part::<CLUSTER>() as u64 * p.columns as u64 + all.column(chunk, j) as u64;
-                        add(p.dweight, at, dy[j] * normed[j], is_first);
-                        add(p.dbias, at, dy[j], is_first);
-                    }
                 }
-                if !p.dx.is_null() {
-                    all.store_words::<T>(dx, chunk, T::pack(result));
-                }
+                all.store_words::<T>(dx, chunk, T::pack(result));
             }
             row += team.step;
         }
@@ -259,11 +256,11 @@ struct Sums<const PER: usize, const CHUNKS: usize> {
 }
 
 /// A chunk of a row, and of what follows from it.
-struct Chunk<const PER: usize> {
+pub(super) struct Chunk<const PER: usize> {
     /// The normed elements.
-    normed: [f32; PER],
+    pub(super) normed: [f32; PER],
     /// The gradient of the result.
-    dy: [f32; PER],
+    pub(super) dy: [f32; PER],
     /// The gradient of the normed elements.
     gradient: [f32; PER],
 }
@@ -271,7 +268,11 @@ struct Chunk<const PER: usize> {
 impl<const PER: usize> Chunk<PER> {
     /// Of words of x and of dy, the weight, and the row's statistics.
     #[inline(always)]
-    fn new<T: RowElement>(words: [[u32; 4]; 2], weight: [f32; PER], [mean, deviation]: [f32; 2]) -> Self {
+    pub(super) fn new<T: RowElement>(
+        words: [[u32; 4]; 2],
+        weight: [f32; PER],
+        [mean, deviation]: [f32; 2],
+    ) -> Self {
         let (mut normed, dy): ([f32; PER], [f32; PER]) = (T::unpack(words[0]), T::unpack(words[1]));
         let mut gradient = dy;
         for j in 0..PER {
@@ -288,7 +289,7 @@ impl<const PER: usize> Chunk<PER> {
 ///
 /// As [`norm_gradients`].
 #[inline(always)]
-unsafe fn statistics_of<T>(p: &NormGradientParams<T>, row: u32) -> [f32; 2] {
+pub(super) unsafe fn statistics_of<T>(p: &NormGradientParams<T>, row: u32) -> [f32; 2] {
     let of_row = |of: Global<f32>| of.offset(row as u64).address();
     let is_there = row < p.rows;
     // SAFETY: the caller's promise.
@@ -316,24 +317,6 @@ unsafe fn load_both<T: RowElement, const PER: usize, const CHUNKS: usize, const 
     unsafe {
         mine.load_all::<T, CHUNKS>(p.x.offset(row as u64 * p.strides[0]).address(), 0, &mut words[0]);
         mine.load_all::<T, CHUNKS>(p.dy.offset(row as u64 * p.strides[1]).address(), 0, &mut words[1]);
-    }
-}
-
-/// Adds to a sum in memory, or begins it.
-///
-/// # Safety
-///
-/// The place is this thread's, unless the pointer is null.
-#[inline(always)]
-unsafe fn add(to: GlobalMut<f32>, at: u64, value: f32, is_first: bool) {
-    if to.is_null() {
-        return;
-    }
-    let address = to.offset(at).address();
-    // SAFETY: the caller's promise.
-    unsafe {
-        let before = f32::from_bits(ptx::ld_global_b32_in_order_if(address, !is_first));
-        ptx::st_global_b32(address, (before + value).to_bits());
     }
 }
 

@@ -4,7 +4,7 @@
 #![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
 
 use crate::launch::{Global, GlobalMut, KernelParam};
-use crate::rows::{AnyRows, Columns, RowElement, Team, each_chunk, hidden};
+use crate::rows::{AnyRows, Columns, OverChunks, RowElement, Team, each_chunk, hidden};
 use crate::{math, ptx};
 
 /// What is normed, and where results go. `T` is the type of the rows that are normed: those of x, or, with a residual, of its sum with x.
@@ -64,8 +64,9 @@ unsafe impl<T: 'static> KernelParam for NormParams<T> {}
 /// # Safety
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`. What is written overlaps nothing else, but the sum may be x or the residual, and y what
-/// else is of its type, each if their rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS), and at least a warp's unless
-/// `VECTOR`; all threads of a row have all of its chunks in `p.rounds` rounds. The grid has a team for each row.
+/// else is of its type, each if their rows are the same.
+/// `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS), as [`Columns`] takes them; all threads of a row have all
+/// of its chunks in `p.rounds` rounds. The grid has a team for each row.
 #[inline(always)]
 pub unsafe fn norm_rows<
     T: RowElement,
@@ -175,22 +176,24 @@ unsafe fn rows_at_once<
         if is_sum {
             add_residual::<T, PER, CHUNKS, VECTOR>(p, mine, row, &mut words);
         }
-        // Two chains: each addition waits for the one before.
-        let mut totals = [0.0; 2];
+        let mut totals = OverChunks::<CHUNKS>::NOTHING;
         let mut kept = [[0.0; PER]; CHUNKS];
         each_chunk!(c of CHUNKS => {
             if mine.reaches(c as u32) {
                 // Where there is no column, there is a zero.
                 let values: [f32; PER] = T::unpack(words[c]);
+                // Two chains: each addition waits for the one before.
+                let mut sums = [0.0; 2];
                 if is_centered {
                     for j in 0..PER {
-                        totals[j % 2] += values[j];
+                        sums[j % 2] += values[j];
                     }
                 } else {
                     for j in 0..PER {
-                        totals[j % 2] = ptx::fma(values[j], values[j], totals[j % 2]);
+                        sums[j % 2] = ptx::fma(values[j], values[j], sums[j % 2]);
                     }
                 }
+                totals.add(c, sums[0] + sums[1]);
                 kept[c] = values;
             }
         });
@@ -198,24 +201,27 @@ unsafe fn rows_at_once<
         let numbers = |c: usize, kept: &[[f32; PER]; CHUNKS]| -> [f32; PER] {
             if VECTOR { kept[c] } else { T::unpack(hidden(words[c])) }
         };
-        let total = totals[0] + totals[1];
+        let total = totals.sum();
         let statistics = if is_centered {
             let differences = |mean: f32| {
-                let mut sums = [[0.0; 2]; 2];
+                let mut all = [OverChunks::<CHUNKS>::NOTHING; 2];
                 each_chunk!(c of CHUNKS => {
                     let chunk = c as u32;
                     if mine.reaches(chunk) {
                         let apart = without::<PER, VECTOR>(mine, chunk, numbers(c, &kept), mean);
+                        let mut sums = [[0.0; 2]; 2];
                         for j in 0..PER {
                             sums[0][j % 2] += apart[j];
                             sums[1][j % 2] = ptx::fma(apart[j], apart[j], sums[1][j % 2]);
                         }
+                        all[0].add(c, sums[0][0] + sums[0][1]);
+                        all[1].add(c, sums[1][0] + sums[1][1]);
                         if is_kept_apart {
                             kept[c] = apart;
                         }
                     }
                 });
-                sums.map(|[even, odd]| even + odd)
+                all.map(OverChunks::sum)
             };
             let count = if CLUSTER { all.count_of_block(CHUNKS as u32) } else { 0.0 };
             let (mean, sums) = team.moments(total, differences, p.inverse, count);

@@ -7,7 +7,9 @@
 //! first sum shows of m's error is taken off. So nothing cancels but what cancels in the rows themselves.
 
 mod backward;
+mod columns;
 mod forward;
 
 pub use backward::{GRADIENT_SHARED_BYTES, NormGradientParams, norm_gradients};
+pub use columns::norm_column_gradients;
 pub use forward::{NormParams, norm_rows};

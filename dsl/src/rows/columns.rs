@@ -12,7 +12,8 @@ use crate::{ptx, warp};
 ///
 /// If `VECTOR`, a chunk is `PER` neighbouring columns, and every operand has them at a multiple of their size; `PER` divides the number of columns.
 /// Else the chunks of a warp's lanes are neighbours, and the columns of a chunk are as many apart as a warp has lanes: so neighbouring lanes access neighbouring
-/// elements of any alignment, and what is between a chunk's places is known beforehand. At least a warp has a row then.
+/// elements of any alignment, and what is between a chunk's places is known beforehand. Fewer threads than a warp have chunks that lie between each other:
+/// so their number times that of chunks is at most that of a warp's lanes.
 #[derive(Clone, Copy)]
 pub struct Columns<const PER: usize, const VECTOR: bool> {
     rank: u32,
@@ -46,8 +47,15 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
             (chunk * self.threads + self.rank) * PER as u32 + j as u32
         } else {
             let (warp, lane) = (self.rank & !(warp::SIZE - 1), self.rank & (warp::SIZE - 1));
-            (chunk * self.threads + warp) * PER as u32 + lane + j as u32 * warp::SIZE
+            chunk * self.stride() + warp * PER as u32 + lane + j as u32 * warp::SIZE
         }
+    }
+
+    /// From a thread's first column of a chunk to that of its next.
+    #[inline(always)]
+    fn stride(&self) -> u32 {
+        let is_part_of_warp = !VECTOR && self.threads < warp::SIZE;
+        if is_part_of_warp { self.threads } else { self.threads * PER as u32 }
     }
 
     /// A number where this thread has a chunk, and 0 where it does not; if chunks are neighbours.
@@ -72,14 +80,14 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
     #[inline(always)]
     #[must_use]
     pub fn is_full(&self, chunk: u32) -> bool {
-        (chunk + 1) * self.threads * (PER as u32) <= self.columns
+        (VECTOR || self.threads >= warp::SIZE) && (chunk + 1) * self.stride() <= self.columns
     }
 
     /// Whether any thread has columns of its chunk `chunk`: the same for all of them.
     #[inline(always)]
     #[must_use]
     pub fn reaches(&self, chunk: u32) -> bool {
-        chunk * self.threads * (PER as u32) < self.columns
+        chunk * self.stride() < self.columns
     }
 
     /// This thread's chunks `first` and on of a row of `T`, all on their way before any is waited for; see [`load_words`](Self::load_words).
@@ -344,5 +352,56 @@ pub fn hidden(words: [u32; 4]) -> [u32; 4] {
 pub fn hide<const CHUNKS: usize>(words: &mut [[u32; 4]; CHUNKS]) {
     for chunk in words.iter_mut() {
         *chunk = hidden(*chunk);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec;
+
+    use super::*;
+
+    /// Of rows of `columns` columns that `threads` threads share, in `chunks` chunks of each: every column is one place of one thread, and no place is beyond them.
+    fn expect_all<const PER: usize, const VECTOR: bool>(threads: u32, chunks: u32, columns: u32) {
+        let mut owners = vec![0; columns as usize];
+        for rank in 0..threads {
+            let own = Columns::<PER, VECTOR>::new(rank, threads, columns);
+            for chunk in 0..chunks {
+                for j in 0..PER {
+                    let column = own.column(chunk, j);
+                    if own.has(chunk, j) {
+                        owners[column as usize] += 1;
+                        assert!(own.has_column(column), "{rank} of {threads}: {column}");
+                        assert!(own.reaches(chunk), "{rank} of {threads}: chunk {chunk} of {columns}");
+                    } else {
+                        assert!(column >= columns && !own.is_full(chunk), "{rank} of {threads}: {column}");
+                    }
+                }
+            }
+            let owned = (0..columns).filter(|&column| own.has_column(column)).count();
+            let held = (0..chunks).flat_map(|chunk| (0..PER).map(move |j| own.has(chunk, j)));
+            assert_eq!(owned, held.filter(|&has| has).count(), "{rank} of {threads}, {columns} columns");
+        }
+        assert!(owners.iter().all(|&count| count == 1), "{threads} threads, {columns} columns: {owners:?}");
+    }
+
+    #[test]
+    fn every_column_is_one_threads_however_many_share_a_row() {
+        for (threads, chunks) in [(8, 4), (16, 2), (32, 1), (32, 4), (64, 2), (256, 4)] {
+            let most = threads.max(warp::SIZE / chunks) * chunks * 4;
+            for columns in [1, 2, 3, 7, 31, 32, 33, 34, 65, 100, 127, 128, 255, 256, 1000, most - 1, most] {
+                if columns <= most {
+                    expect_all::<4, false>(threads, chunks, columns);
+                }
+                if columns <= 2 * most {
+                    expect_all::<8, false>(threads, chunks, columns);
+                }
+            }
+        }
+        for threads in [4, 32, 256] {
+            for columns in [8, 64, threads * 16, threads * 32] {
+                expect_all::<8, true>(threads, 4, columns.min(threads * 32));
+            }
+        }
     }
 }

@@ -92,7 +92,7 @@ const fn pass<F: RowFunction>(number: usize) -> Option<Reduction> {
 /// # Safety
 ///
 /// x and y have the rows that `p` describes, aligned to chunks if `VECTOR`. They are apart, or the same rows of the same type. `p.threads` is a power of two up to
-/// [`THREADS`](super::THREADS), and at least a warp's unless `VECTOR`; all threads of a row have all of its chunks in `p.rounds` rounds. The grid has a team for each
+/// [`THREADS`](super::THREADS), as [`Columns`] takes them; all threads of a row have all of its chunks in `p.rounds` rounds. The grid has a team for each
 /// row. What `f` reads is not written.
 #[inline(always)]
 pub unsafe fn apply<

@@ -48,7 +48,7 @@ pub use function::{
     chunks_of, per_chunk,
 };
 pub use staged::Staged;
-pub use team::{SHARED_BYTES, Team};
+pub use team::{OverChunks, SHARED_BYTES, Team};
 
 use crate::float::{Bf16, Element, F16};
 use crate::launch::{GlobalMut, KernelParam};

@@ -19,8 +19,11 @@ const OF_WARPS: u32 = WARPS * SLOT;
 const OF_BLOCKS: u32 = MAX_BLOCKS * SLOT;
 /// Bytes of a block's two mbarriers, one for each place.
 const OF_BARRIERS: u32 = 2 * 8;
+/// Bytes of what the threads of a block hand over to each other, at most two numbers each, and where that is.
+const OF_THREADS: u32 = THREADS * 8;
+const FROM_THREADS: u32 = 2 * (OF_WARPS + OF_BLOCKS) + OF_BARRIERS;
 /// Shared memory of a block, in bytes.
-pub const SHARED_BYTES: u32 = 2 * (OF_WARPS + OF_BLOCKS) + OF_BARRIERS;
+pub const SHARED_BYTES: u32 = FROM_THREADS + 2 * OF_THREADS;
 
 /// The threads that share a row: a power of two of a block's, or, if `CLUSTER`, all threads of a cluster's blocks. All blocks of a grid have [`THREADS`]
 /// threads.
@@ -39,6 +42,31 @@ pub struct Team<const CLUSTER: bool> {
     phases: u32,
     /// Whether all blocks of the cluster are known to have begun.
     have_begun: bool,
+}
+
+/// The sum of what a thread has of each of its `CHUNKS` chunks, a power of two: the upper half and the lower half of them are added first, as [`Team::sum`] goes
+/// on with threads.
+#[derive(Clone, Copy)]
+pub struct OverChunks<const CHUNKS: usize>([f32; 2]);
+
+impl<const CHUNKS: usize> OverChunks<CHUNKS> {
+    /// Of no chunk.
+    pub const NOTHING: Self = Self([-0.0; 2]);
+
+    /// Adds what there is of chunk `chunk`; of the chunks in their order, some of which may be left out at the end.
+    #[inline(always)]
+    pub fn add(&mut self, chunk: usize, sum: f32) {
+        const { assert!(CHUNKS == 1 || CHUNKS == 2 || CHUNKS == 4, "a thread has one, two or four chunks") };
+        let place = if CHUNKS == 4 { chunk % 2 } else { 0 };
+        self.0[place] += sum;
+    }
+
+    /// The sum.
+    #[inline(always)]
+    #[must_use]
+    pub fn sum(self) -> f32 {
+        self.0[0] + self.0[1]
+    }
 }
 
 impl<const CLUSTER: bool> Team<CLUSTER> {
@@ -109,14 +137,18 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
 
     /// The sums of the threads' numbers, the same bits in all of them.
     ///
+    /// A block's are a balanced tree: those of its upper half and of its lower half are added first. If a thread's number is that [of its chunks](OverChunks), so
+    /// is the whole tree, and twice as many threads with half the chunks add up the same bits.
+    ///
     /// # Safety
     ///
     /// All threads of the block, or of the cluster, call it.
     #[inline(always)]
     #[must_use]
     pub unsafe fn sum<const N: usize>(&mut self, values: [f32; N]) -> [f32; N] {
+        // What is added to any number without changing it.
         // SAFETY: the caller's promise.
-        unsafe { self.reduce(values, 0.0, |a, b| a + b) }
+        unsafe { self.reduce(values, -0.0, |a, b| a + b) }
     }
 
     /// The largest of the threads' numbers; NaN if any is NaN.
@@ -242,19 +274,70 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
         f: impl Fn(f32, f32) -> f32 + Copy,
     ) -> [f32; N] {
         // SAFETY: the caller's promise.
-        unsafe { over_lanes(&mut values, self.lanes(), f) };
-        if self.in_block() <= warp::SIZE {
-            return values;
-        }
-        // SAFETY: the caller's promise.
-        values = first(unsafe { self.of_warp(slot(values), [nothing; MOST]) });
-        // SAFETY: the caller's promise. Eight lanes have all.
-        unsafe { over_lanes(&mut values, WARPS, f) };
-        for i in 0..N {
-            // SAFETY: the caller's promise.
-            values[i] = f32::from_bits(unsafe { ptx::shfl_sync_idx(values[i].to_bits(), 0) });
+        unsafe {
+            if self.in_block() > warp::SIZE {
+                self.over_warps(&mut values, nothing, f);
+            }
+            over_lanes(&mut values, self.lanes(), f);
         }
         values
+    }
+
+    /// What `f` makes of the numbers that the same lanes of the warps that share a row have. `f` leaves a number as it is if the other one is `nothing`.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call it; several warps share a row.
+    #[inline(always)]
+    unsafe fn over_warps<const N: usize>(
+        &mut self,
+        values: &mut [f32; N],
+        nothing: f32,
+        f: impl Fn(f32, f32) -> f32 + Copy,
+    ) {
+        const { assert!(N <= 2, "a thread hands over two numbers at most") };
+        let (bytes, id) = (4 * N as u32, ptx::tid_x_anew());
+        let place = SharedAddress::dynamic().offset(FROM_THREADS + self.places[0] * OF_THREADS);
+        self.places[0] ^= 1;
+        let (warps, index) = (self.in_block() / warp::SIZE, self.index());
+        let first = index * self.in_block() + (id & (warp::SIZE - 1));
+        let mut all = [[nothing; N]; WARPS as usize];
+        // SAFETY: each thread has a place; whoever read it last has come to the barrier since. Of the team's warps there are two, four or eight.
+        unsafe {
+            let own = place.offset(id * bytes).get();
+            if N == 2 {
+                ptx::st_shared_v2_f32(own, [values[0], values[N - 1]]);
+            } else {
+                ptx::st_shared_f32(own, values[0]);
+            }
+            ptx::bar_sync_at(1 + index, self.in_block());
+            let of_warp = |warp: usize| -> [f32; N] {
+                let at = place.offset((first + warp as u32 * warp::SIZE) * bytes).get();
+                let mut read = [nothing; N];
+                if N == 2 {
+                    [read[0], read[N - 1]] = ptx::ld_shared_v2_f32(at);
+                } else {
+                    read[0] = ptx::ld_shared_f32(at);
+                }
+                read
+            };
+            all[0] = of_warp(0);
+            all[1] = of_warp(1);
+            if warps > 2 {
+                all[2] = of_warp(2);
+                all[3] = of_warp(3);
+            }
+            if warps > 4 {
+                all[4] = of_warp(4);
+                all[5] = of_warp(5);
+                all[6] = of_warp(6);
+                all[7] = of_warp(7);
+            }
+        }
+        for i in 0..N {
+            let four = |warp: usize| f(all[warp][i], all[warp + 4][i]);
+            values[i] = f(f(four(0), four(2)), f(four(1), four(3)));
+        }
     }
 
     /// What warp `lane` of those of this block that share a row has, of what each hands over; `nothing` in lanes without one.
@@ -355,7 +438,7 @@ fn first<const N: usize>(slot: [f32; MOST]) -> [f32; N] {
     values
 }
 
-/// What `f` makes of the numbers of `lanes` neighbouring lanes, a power of two.
+/// What `f` makes of the numbers of `lanes` neighbouring lanes, a power of two: of those of the upper half and of the lower half first.
 ///
 /// # Safety
 ///
@@ -366,15 +449,15 @@ unsafe fn over_lanes<const N: usize>(values: &mut [f32; N], lanes: u32, f: impl 
         // As most often: without a loop, whose instructions are more than the sums'.
         for step in 0..warp::SIZE.ilog2() {
             // SAFETY: the caller's promise.
-            unsafe { over_pairs(values, 1 << step, &f) };
+            unsafe { over_pairs(values, (warp::SIZE / 2) >> step, &f) };
         }
         return;
     }
-    let mut mask = 1;
-    while mask < lanes {
+    let mut mask = lanes / 2;
+    while mask > 0 {
         // SAFETY: the caller's promise.
         unsafe { over_pairs(values, mask, &f) };
-        mask *= 2;
+        mask /= 2;
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::launch::{Global, KernelParam};
 use crate::ptx;
-use crate::rows::{AnyRows, Columns, RowElement, Team, each_chunk, hidden, hide};
+use crate::rows::{AnyRows, Columns, OverChunks, RowElement, Team, each_chunk, hidden, hide};
 
 /// What the gradient of a softmax is made of, and where it goes.
 #[repr(C)]
@@ -48,7 +48,7 @@ unsafe impl<T: 'static> KernelParam for SoftmaxGradientParams<T> {}
 /// # Safety
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`. What is written overlaps nothing else, but dx may be y or dy if their types and rows are the
-/// same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS), and at least a warp's unless `VECTOR`; all threads of a row have all of its chunks
+/// same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS), as [`Columns`] takes them; all threads of a row have all of its chunks
 /// in `p.rounds` rounds. The grid has a team for each row.
 #[inline(always)]
 pub unsafe fn softmax_gradients<
@@ -98,16 +98,18 @@ unsafe fn rows_at_once<
         let (mut words, mut of_dy) = ([[0; 4]; CHUNKS], [[0; 4]; CHUNKS]);
         mine.load_all::<T, CHUNKS>(p.y.offset(row as u64 * p.y_stride).address(), 0, &mut words);
         mine.load_all::<T, CHUNKS>(p.dy.row(row), 0, &mut of_dy);
-        // Partial sums, so that additions do not wait for each other.
-        let mut sums = [0.0; 4];
+        let mut all_sums = OverChunks::<CHUNKS>::NOTHING;
         each_chunk!(c of CHUNKS => {
             let (y, dy): ([f32; PER], [f32; PER]) = (T::unpack(words[c]), T::unpack(of_dy[c]));
+            // Partial sums, so that additions do not wait for each other.
+            let mut sums = [0.0; 2];
             for j in 0..PER {
-                let sum = ptx::fma(y[j], dy[j], sums[j % 4]);
-                sums[j % 4] = if y[j] == 0.0 { sums[j % 4] } else { sum };
+                let sum = ptx::fma(y[j], dy[j], sums[j % 2]);
+                sums[j % 2] = if y[j] == 0.0 { sums[j % 2] } else { sum };
             }
+            all_sums.add(c, sums[0] + sums[1]);
         });
-        let [sum] = team.sum([(sums[0] + sums[1]) + (sums[2] + sums[3])]);
+        let [sum] = team.sum([all_sums.sum()]);
         let to = p.dx.row(row);
         each_chunk!(c of CHUNKS => {
             if mine.reaches(c as u32) {

@@ -50,7 +50,7 @@ unsafe impl<T: 'static> KernelParam for SoftmaxParams<T> {}
 /// # Safety
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`: of the mask, to as many bytes. What is written overlaps nothing else, but y may be x if their
-/// types and rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS), and at least a warp's unless `VECTOR`; all threads of a row
+/// types and rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS), as [`Columns`] takes them; all threads of a row
 /// have all of its chunks in `p.rounds` rounds. The grid has a team for each row.
 #[inline(always)]
 pub unsafe fn softmax_rows<

@@ -278,9 +278,14 @@ impl Shares {
         Self { vector: are_aligned, chunk: vector, chunks }
     }
 
-    /// The fewest threads that share a row of so many chunks, where they are to read `neighbours` chunks: chunks that are not aligned are those of a warp's lanes.
+    /// The fewest threads that share a row of so many chunks, where they are to read `neighbours` chunks. Chunks that are not aligned are those of a warp's lanes, or of
+    /// as many as [`Columns`](warpsmith_dsl::rows::Columns) allows if these have all.
     pub(crate) fn least_threads(self, all: u64, neighbours: u32) -> u64 {
-        if self.vector { all.next_power_of_two().min(u64::from(neighbours)) } else { u64::from(LANES) }
+        if self.vector {
+            return all.next_power_of_two().min(u64::from(neighbours));
+        }
+        let lanes = 1 << (LANES / self.chunks).ilog2();
+        if all <= u64::from(lanes * self.chunks) { u64::from(lanes) } else { u64::from(LANES) }
     }
 
     /// Elements in 16 bytes.
@@ -331,6 +336,8 @@ impl Piece {
 
 /// Lanes of a warp.
 const LANES: u32 = 32;
+/// Threads that keep a multiprocessor busy: more would have too little to do each.
+const BUSY_THREADS: u32 = 512;
 /// Threads that share a row, where it has chunks for as many: fewer would read too few neighbours at a time.
 const LEAST_THREADS: u32 = 4;
 
@@ -362,6 +369,31 @@ impl Plan {
             cluster: cluster as u32,
             blocks: (wanted.min(most).max(1) * cluster) as u32,
         }
+    }
+
+    /// The same with more threads for each row, and fewer chunks for each thread, where rows are too few to keep so many multiprocessors busy: for kernels that add up
+    /// the same bits however many threads share a row, as [`Team::sum`](warpsmith_dsl::rows::Team::sum) does.
+    pub(crate) fn spread(self, sizes: Sizes, shares: Shares, multiprocessors: u32) -> Self {
+        let most = u64::from(multiprocessors) * u64::from(BUSY_THREADS);
+        let chunks = (sizes.columns as u64).div_ceil(u64::from(shares.chunk));
+        // Chunks of elements lie between each other's up to a warp.
+        let least = if shares.vector { 1 } else { LANES };
+        let has_room = |threads: u32| {
+            threads <= THREADS
+                && u64::from(threads / 2) < chunks
+                && (sizes.rows as u64).saturating_mul(u64::from(threads)) <= most
+        };
+        let has_all = self.rows() >= sizes.rows as u64;
+        if self.cluster > 1 || self.rounds > 1 || !has_all {
+            return self;
+        }
+        let mut threads = self.threads;
+        while has_room((2 * threads).max(least)) {
+            threads = (2 * threads).max(least);
+        }
+        // No more than one for each row, which are fewer than the threads that keep the multiprocessors busy.
+        let blocks = (sizes.rows as u64).div_ceil(u64::from(THREADS / threads)) as u32;
+        Self { threads, blocks: blocks.max(1), ..self }
     }
 
     /// Teams of a block, or of a cluster.

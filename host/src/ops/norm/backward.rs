@@ -1,8 +1,8 @@
 //! Gradients of norms.
 
-use warpsmith_dsl::launch::{Global, GlobalMut};
+use warpsmith_dsl::launch::{Global, GlobalMut, Kernel};
 use warpsmith_dsl::norm::NormGradientParams;
-use warpsmith_dsl::rows::AnyRows;
+use warpsmith_dsl::rows::{AnyRows, THREADS};
 
 use super::{NormElement, NormOp, NormOutputs};
 use crate::cpu::{self, Statistics};
@@ -22,6 +22,17 @@ use crate::trace;
 const CHUNKS: u32 = 2;
 /// Parts that a gradient of columns is added up in. It is the same for every GPU, so that the order of sums is.
 const PARTS: u32 = 264;
+/// Blocks of the kernel for columns of wide rows, and rows of a part of theirs, at least if there are as many.
+const COLUMN_BLOCKS: u32 = 4 * PARTS;
+const LEAST_ROWS: u32 = 16;
+
+/// The launch for gradients of columns, where rows are too wide for registers to hold what is added up of them: blocks along the columns, and parts.
+fn column_grid(sizes: Sizes, shares: Shares) -> [u32; 3] {
+    let across = (sizes.columns as u64).div_ceil(u64::from(THREADS * shares.chunk)) as u32;
+    let most = (sizes.rows as u64).div_ceil(u64::from(LEAST_ROWS));
+    let parts = u64::from(COLUMN_BLOCKS.div_ceil(across)).min(most).max(1);
+    [across, parts as u32, 1]
+}
 
 /// A gradient of a norm that has yet to be computed; see [`NormOp::backward`].
 #[derive(Clone, Copy, Debug)]
@@ -171,6 +182,13 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
         let (name, blocks) = launch_of::<W>(sizes.columns);
         let gradient = Implementation::kernel(device, kernel_name::<T>(shares, plan), plan.blocks);
         let sums = Implementation::kernel(device, name, blocks);
+        let gradient = if plan.rounds > 1 {
+            let [across, parts, _] = column_grid(sizes, shares);
+            let name = column_name::<T>(shares);
+            Implementation::kernel(device, name, across * parts).then(gradient)
+        } else {
+            gradient
+        };
         let all = gradient.then(sums).with_copies(tensors.filter(|x| is_copied(x)).count());
         Ok(if self.statistics.is_some() { all } else { self.norm.implementation()?.then(all) })
     }
@@ -178,7 +196,9 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let max_cluster = self.norm.x.device().properties().max_cluster;
         let shares = Shares::of::<T>(sizes.columns, rows, CHUNKS);
-        (shares, Plan::in_blocks(sizes, shares, max_cluster, PARTS))
+        let plan = Plan::in_blocks(sizes, shares, max_cluster, PARTS);
+        // For as many multiprocessors on every GPU: the order of columns' sums depends on the threads of a row.
+        (shares, plan.spread(sizes, shares, PARTS / 2))
     }
 
     fn check(&self) -> Result<(Sizes, Stream)> {
@@ -286,7 +306,9 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
         let rows = [Some(&x), Some(&dy), dsum.as_ref(), dx.as_ref()].map(rows_or_none);
         let weight = norm.options.weight_row();
         let (shares, plan) = self.plan(sizes, &[rows[0], rows[1], rows[2], rows[3], weight]);
-        let parts = (plan.blocks / plan.cluster) as usize;
+        let is_wide = plan.rounds > 1;
+        let grid = column_grid(sizes, shares);
+        let parts = if is_wide { grid[1] } else { plan.blocks / plan.cluster } as usize;
         let new_parts = |wanted: bool| {
             wanted.then(|| Tensor::<f32>::uninit_on(stream, [parts, sizes.columns])).transpose()
         };
@@ -319,8 +341,22 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
             operands.push(tensor);
         }
         operands.extend(norm.options.weight.as_ref().map(AnyTensor::operand));
-        // SAFETY: as for the norm; each block, or cluster, has a row of the parts.
+        let is_wanted = dweight.is_some() || dbias.is_some();
+        // SAFETY: as for the norm; each block, or cluster, has a row of the parts. Of wide rows each part of the rows has one, and is read before dx may replace it.
         stream.with_operands(&operands, || unsafe {
+            let none = GlobalMut::new(0);
+            let params = match is_wide {
+                true => {
+                    if is_wanted {
+                        launch_columns::<T>(stream, shares, grid, params)?;
+                    }
+                    if params.dx.is_null() {
+                        return Ok(());
+                    }
+                    NormGradientParams { dweight: none, dbias: none, ..params }
+                }
+                false => params,
+            };
             match Variant::of(shares, plan) {
                 Variant::Block => launch::<T::Gradient>(stream, plan, (params,)),
                 Variant::BlockAny => launch::<T::GradientAny>(stream, plan, (params,)),
@@ -396,4 +432,28 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
 fn kernel_name<T: NormElement>(shares: Shares, plan: Plan) -> &'static str {
     Variant::of(shares, plan)
         .of_four::<T::Gradient, T::GradientAny, T::GradientCluster, T::GradientClusterAny>()
+}
+
+fn column_name<T: NormElement>(shares: Shares) -> &'static str {
+    if shares.vector { T::Columns::DECLARATION.name } else { T::ColumnsAny::DECLARATION.name }
+}
+
+/// # Safety
+///
+/// As for the kernel.
+unsafe fn launch_columns<T: NormElement>(
+    stream: &Stream,
+    shares: Shares,
+    grid: [u32; 3],
+    params: NormGradientParams<T::Device>,
+) -> Result<()> {
+    let device = stream.device();
+    // SAFETY: the caller's promise.
+    unsafe {
+        if shares.vector {
+            device.kernel::<T::Columns>()?.launch_early(stream, grid, (params,))
+        } else {
+            device.kernel::<T::ColumnsAny>()?.launch_early(stream, grid, (params,))
+        }
+    }
 }

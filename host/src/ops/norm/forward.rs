@@ -230,7 +230,8 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let properties = self.x.device().properties();
         let shares = Shares::of::<T>(sizes.columns, rows, CHUNKS);
-        (shares, Plan::new(sizes, shares, properties.max_cluster))
+        let plan = Plan::new(sizes, shares, properties.max_cluster);
+        (shares, plan.spread(sizes, shares, properties.multiprocessors))
     }
 
     /// The sizes and the stream, or the first error of the operands.

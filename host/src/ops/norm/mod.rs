@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::launch::Kernel;
 use warpsmith_dsl::norm::{NormGradientParams, NormParams};
-use warpsmith_kernels::norm::{norm, norm_gradient};
+use warpsmith_kernels::norm::{norm, norm_columns, norm_gradient};
 use warpsmith_kernels::norm_cluster::{norm_cluster, norm_cluster_gradient};
 
 pub use backward::{NormGradientOp, NormGradientOutputs, NormGradients};
@@ -22,7 +22,7 @@ use crate::tensor::Tensor;
 
 /// An element type of rows that are normed.
 pub trait NormElement: rows::RowElement {
-    /// The kernels: of aligned rows and of any, in a block and in a cluster.
+    /// The kernels: of aligned rows and of any, in a block and in a cluster; and of columns of wide rows.
     #[doc(hidden)]
     type Norm: Kernel<Args = (NormParams<Self::Device>,)>;
     #[doc(hidden)]
@@ -39,6 +39,10 @@ pub trait NormElement: rows::RowElement {
     type GradientCluster: Kernel<Args = (NormGradientParams<Self::Device>,)>;
     #[doc(hidden)]
     type GradientClusterAny: Kernel<Args = (NormGradientParams<Self::Device>,)>;
+    #[doc(hidden)]
+    type Columns: Kernel<Args = (NormGradientParams<Self::Device>,)>;
+    #[doc(hidden)]
+    type ColumnsAny: Kernel<Args = (NormGradientParams<Self::Device>,)>;
 }
 
 macro_rules! norm_elements {
@@ -53,6 +57,8 @@ macro_rules! norm_elements {
                 type GradientAny = norm_gradient<$device, $chunk, 2, false>;
                 type GradientCluster = norm_cluster_gradient<$device, $chunk, 2, true>;
                 type GradientClusterAny = norm_cluster_gradient<$device, $chunk, 2, false>;
+                type Columns = norm_columns<$device, $chunk, true>;
+                type ColumnsAny = norm_columns<$device, $chunk, false>;
             }
         )*
     };

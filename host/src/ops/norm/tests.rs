@@ -1,9 +1,9 @@
 //! Rows near zero. The conformance tests compare with f64, whatever is drawn.
 
-use half::f16;
+use half::{bf16, f16};
 
 use crate::ops::rows::RowElement;
-use crate::{Device, Tensor, ops};
+use crate::{Device, EmulatorOptions, Tensor, ops};
 
 /// The unit of rounding of f32.
 const U: f32 = 1.0 / (1u32 << 24) as f32;
@@ -94,4 +94,48 @@ fn zeros_without_a_bias_keep_their_sign() {
         zeros_keep_their_sign::<f16, f16>(&device);
         zeros_keep_their_sign::<f16, f32>(&device);
     }
+}
+
+/// However many threads share a row, it is added up to the same bits: on a GPU of one multiprocessor, where few rows have few, and among many rows.
+#[test]
+fn results_of_a_row_depend_on_nothing_but_the_row() {
+    let of = |multiprocessors| {
+        let options = EmulatorOptions { multiprocessors: Some(multiprocessors), ..EmulatorOptions::default() };
+        Device::emulator_with(options)
+    };
+    let mut are_shared_differently = 0;
+    for (columns, many) in [(5, 2300), (40, 2300), (70, 700), (129, 700), (400, 300), (1003, 300), (3000, 270)] {
+        let numbers = |seed: usize| -> Vec<bf16> {
+            let of = |at: usize| ((at * 7919 + seed) % 1021) as f32 / 64.0 - 7.0;
+            (0..many * columns).map(|at| bf16::from_f32(of(at))).collect()
+        };
+        let (x, dy) = (numbers(1), numbers(57));
+        let results = |device: &Device, rows: usize| {
+            let tensor = |of: &[bf16]| {
+                Tensor::from_slice(device, &of[..rows * columns], [rows, columns]).expect("it fits")
+            };
+            let (x, dy) = (tensor(&x), tensor(&dy));
+            let mut results = Vec::new();
+            for norm in [ops::layer_norm(&x), ops::rms_norm(&x)] {
+                let normed = norm.run_saving::<f32>().expect("it runs");
+                let dx = norm.backward(&dy).run().expect("it runs").dx;
+                results.push(normed.y.to_vec().expect("it is there")[..columns].to_vec());
+                let dx = dx.to_vec().expect("it is there");
+                results.push(dx[..columns].iter().map(|dx| dx.to_f32()).collect());
+            }
+            let softmax = ops::softmax(&x).run().expect("it runs");
+            let dx = ops::softmax_gradient(&softmax, &dy).run().expect("it runs").to_vec();
+            results.push(dx.expect("it is there")[..columns].iter().map(|dx| dx.to_f32()).collect());
+            let kernels =
+                [ops::layer_norm(&x).implementation(), ops::softmax_gradient(&softmax, &dy).implementation()];
+            (kernels.map(|kernel| kernel.expect("a kernel").to_string()), results)
+        };
+        let [one, large] = [of(1), of(132)];
+        let expected = results(&large, 40);
+        for other in [results(&one, 40), results(&large, 1), results(&large, many)] {
+            assert!(expected.1 == other.1, "{columns} columns: {:?} and {:?}", expected.0, other.0);
+        }
+        are_shared_differently += usize::from(results(&one, 40).0 != expected.0);
+    }
+    assert!(are_shared_differently >= 4, "rows of {are_shared_differently} widths");
 }

@@ -16,6 +16,9 @@ fn every_chunk_of_a_row_is_some_threads_and_every_row_some_blocks() {
             Shares { vector: true, chunk: 4, chunks: 4 },
             Shares { vector: true, chunk: 8, chunks: 2 },
             Shares { vector: false, chunk: 8, chunks: 4 },
+            Shares { vector: false, chunk: 4, chunks: 4 },
+            Shares { vector: false, chunk: 8, chunks: 2 },
+            Shares { vector: false, chunk: 8, chunks: 1 },
         ] {
             for max_cluster in [1, 8, 16] {
                 for rows in [1, 7, 64, 4096, 1 << 20] {
@@ -34,7 +37,9 @@ fn every_chunk_of_a_row_is_some_threads_and_every_row_some_blocks() {
                     assert!(at_a_time * rounds as usize >= chunks, "{case}");
                     assert!(at_a_time * (rounds as usize - 1) < chunks, "{case}");
                     assert!(threads.is_power_of_two() && threads <= 256, "{case}");
-                    assert!(shares.vector || threads >= 32, "{case}");
+                    // Fewer lanes than a warp's have chunks between each other's, which are all of a row.
+                    assert!(shares.vector || threads >= 32 || threads * shares.chunks <= 32, "{case}");
+                    assert!(threads >= 32 || rounds == 1, "{case}");
                     assert!(cluster == 1 || threads == 256 && cluster <= max_cluster, "{case}");
                     assert!(blocks <= 1056 && blocks.is_multiple_of(cluster), "{case}");
                     let teams = if cluster > 1 { blocks / cluster } else { blocks * (256 / threads) };

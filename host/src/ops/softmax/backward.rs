@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::ops::Implementation;
 use crate::ops::rows::{
     Piece, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_apart, expect_rows,
-    expect_shape, is_copied, is_in_place, launch_rows, rounded, rows_of, widened,
+    expect_shape, is_copied, is_in_place, kind, launch_rows, rounded, rows_of, widened,
 };
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
@@ -146,7 +146,11 @@ impl<'a, Y: SoftmaxElement, D: RowElement> SoftmaxGradientOp<'a, Y, D> {
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let properties = self.y.device().properties();
         let shares = Shares::of::<Y>(sizes.columns, rows, CHUNKS);
-        (shares, Plan::new(sizes, shares, properties.max_cluster))
+        let plan = Plan::new(sizes, shares, properties.max_cluster);
+        // Where types differ, the order of sums depends on the threads of a row.
+        let is_one_type = kind::<D>() == kind::<Y>();
+        let plan = if is_one_type { plan.spread(sizes, shares, properties.multiprocessors) } else { plan };
+        (shares, plan)
     }
 
     fn check(&self) -> Result<(Sizes, Stream)> {
