@@ -46,6 +46,13 @@ pub struct Properties {
     pub pci_address: Option<[u32; 3]>,
 }
 
+impl Properties {
+    /// Bytes that the memory moves in a microsecond at most, twice its width in each clock; 0 where that is not known.
+    pub(crate) fn memory_bandwidth(&self) -> u64 {
+        u64::from(self.memory_clock_khz) * u64::from(self.memory_bus_bits) * 2 / 8 / 1000
+    }
+}
+
 /// Blocks a cluster on GPUs of a compute capability (CUDA programming guide, "thread block clusters"): 8 wherever there are
 /// clusters, and 16 on the data-centre GPUs, which is asked for at the launch.
 pub(super) fn max_cluster(compute_capability: (u32, u32)) -> u32 {

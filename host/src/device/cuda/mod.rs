@@ -254,7 +254,7 @@ fn properties(device: CUdevice, attribute: impl Fn(raw::Attribute) -> Result<u32
         max_parameter_bytes: 4096,
         total_memory: total_memory as u64,
         l2_bytes: u64::from(attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
-        // Newer drivers may give up on clocks; nothing depends on them.
+        // Newer drivers may give up on clocks. Without them, kernels are chosen as for an H100's memory.
         clock_khz: attribute(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE).unwrap_or(0),
         memory_clock_khz: attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0),
         memory_bus_bits: attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0),

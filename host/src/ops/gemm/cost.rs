@@ -11,12 +11,13 @@
 //!
 //! The costs were fitted to what an H100 took at sizes drawn at random and at the bench's own, so that the choices lose least: `random-h100.csv` and the
 //! tuner's table. Few rows in f32 were measured on an H200: `random-f32-h200.csv`. 8-bit types have `random-fp8-h100.csv` and `fp8-h100.csv`. Only their ratios
-//! matter here.
+//! matter here. GPUs with the same multiprocessors differ in their memory, whose bandwidth therefore counts. What an H200 took, `random-h200.csv`, shows
+//! how good the choices are there.
 
 use warpsmith_dsl::gemm::{dots, narrow};
 
 use super::passes::has_passes;
-use super::problem::is_fp8;
+use super::problem::{is_fp8, is_hopper};
 use super::variants::Teams;
 use super::{Access, Fused, Limits, Problem, Tile};
 use crate::DType;
@@ -103,7 +104,7 @@ impl Cost {
         // Where reading x and w takes longest, some of the rest is not hidden under it.
         let moved = bytes(problem) + stored_bytes(problem);
         LAUNCH
-            + of_blocks.max(moved * 1_000_000 / BANDWIDTH + of_blocks / 8)
+            + of_blocks.max(moved * 1_000_000 / of_memory(BANDWIDTH, limits) + of_blocks / 8)
             + Self::combining(tile, blocks, parts)
     }
 
@@ -119,6 +120,10 @@ impl Cost {
     }
 }
 
+/// What the 16 × 64 tile for Ada costs on Hopper, which multiplies 8-bit numbers by `mma.sync` as numbers of f16: as an H200 took.
+const ADA_ON_HOPPER: Cost =
+    Cost { alone: 2_400, together: 1_690, crowded: 1_690, overhead: 300, resident: 5 };
+
 /// How many blocks may share the sums of a tile.
 const PARTS: [u32; 12] = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96];
 /// The most that anybody may ask for.
@@ -130,9 +135,7 @@ const MOST_ROUNDS: u64 = 2;
 /// Into how many parts sums may be split that a second launch adds.
 const SUM_PARTS: [u32; 9] = [2, 3, 4, 5, 6, 8, 10, 12, 16];
 /// As much of their time parts have to save to be taken, since one launch takes what is estimated more often than two do.
-const SUMS_MARGIN: u128 = 8;
-/// The same for 8-bit types, whose costs were fitted to launches with parts too.
-const FP8_SUMS_MARGIN: u128 = 25;
+const SUMS_MARGIN: u128 = 25;
 /// What that launch takes beside its bytes, in picoseconds.
 const SUMS_LAUNCH: u128 = 2_600_000;
 /// Bytes that it reads and writes in a microsecond, by way of the level-2 cache.
@@ -184,7 +187,8 @@ struct PersistentCost {
 }
 
 impl PersistentCost {
-    /// Those of tiles for 8-bit types; of those for Ada, estimates of what they cost there, from the rates of instructions.
+    /// Those of tiles for 8-bit types; of those for Ada, estimates of what they cost there, from the rates of instructions. On Hopper one of these has
+    /// [other costs](ADA_ON_HOPPER).
     const fn of_fp8(tile: Tile) -> Option<Self> {
         let (launch, alone, full, crowded, straddling, tile) = match tile {
             Tile::Fp8Hopper256x128 => (450_000, 4_057, 5_793, 5_277, 5_798, 3_759_000),
@@ -208,7 +212,7 @@ impl PersistentCost {
         }
         let (launch, alone, full, crowded, straddling, tile, rows, last_rows) = match (tile, input) {
             (Tile::HopperPingPong128x128, DType::F32) => {
-                (3_503_000, 9_628, 7_635, 11_408, 14_227, 90_000, 3_900_000, 6_600_000)
+                (3_503_000, 9_628, 9_628, 11_408, 14_227, 90_000, 3_900_000, 6_600_000)
             }
             (Tile::HopperCooperative128x256 | Tile::HopperCooperative128x256Halves, DType::F32) => {
                 (5_504_000, 19_386, 19_065, 19_992, 17_723, 758_000, 10_600_000, 0)
@@ -248,7 +252,6 @@ impl PersistentCost {
 
     /// The least time, and how many parts of each sum it takes.
     fn fastest(self, tile: Tile, problem: &Problem, limits: &Limits) -> (u128, u32) {
-        let margin = if is_fp8(problem.input) { FP8_SUMS_MARGIN } else { SUMS_MARGIN };
         let whole = (self.of_whole(tile, problem, row_bytes(problem), limits), 1);
         if !has_passes(tile, problem.fused) {
             return whole;
@@ -262,7 +265,7 @@ impl PersistentCost {
             let steps = tile.steps(u64::from(k) * problem.input.size() as u64);
             (count == parts && steps >= MIN_STEPS).then(|| {
                 let time = self.of_passes(tile, problem, [parts, k], limits);
-                (time + time / margin, parts)
+                (time + time / SUMS_MARGIN, parts)
             })
         });
         timed.chain([whole]).min().unwrap_or(whole)
@@ -285,7 +288,7 @@ impl PersistentCost {
 
     /// The time of one launch, whose operands have so many bytes from one row to the next.
     fn of_whole(self, tile: Tile, problem: &Problem, row_bytes: u64, limits: &Limits) -> u128 {
-        let Problem { m, n, batch, .. } = *problem;
+        let Problem { m, n, k, batch, .. } = *problem;
         let blocks = tile.blocks(m, n, batch, limits.multiprocessors).max(1);
         let multiprocessors = u64::from(limits.multiprocessors.max(1));
         // Of a launch that is persistent, its blocks are what runs at a time.
@@ -313,7 +316,8 @@ impl PersistentCost {
         let column = if tile == Tile::HopperPingPong128x128 {
             let beyond =
                 u64::try_from(bytes(problem).saturating_sub(MUCH) / (MUCH / 100)).unwrap_or(u64::MAX);
-            column + column * beyond.min(MOST_BEYOND) / 1200
+            let part = u128::from(column) * u128::from(beyond.min(MOST_BEYOND)) / of_memory(1200, limits);
+            column + part as u64
         } else {
             column
         };
@@ -322,13 +326,17 @@ impl PersistentCost {
         let tiles = u128::from(rounds) * 1000 + u128::from(halves) * half;
         let of_tiles = tiles * u128::from(of_tile) / 1000;
         // Of x, which several tiles along N read, a part has left the level-2 cache in between.
-        let again = if tile.shape().1 < n {
-            u128::from(m) * u128::from(batch) * u128::from(row_bytes) / 4
+        let (rows, columns) = tile.shape();
+        let again = if columns < n {
+            u128::from(m) * u128::from(batch) * u128::from(k) * problem.input.size() as u128 / 2
         } else {
             0
         };
         let moved = bytes(problem) + again + stored_bytes(problem);
-        let bandwidth = BANDWIDTH.min(u128::from(busy) * READ_BY_BLOCK);
+        // Of a cluster, blocks may have no rows or columns of their own.
+        let own = u64::from(m.div_ceil(rows)) * u64::from(n.div_ceil(columns));
+        let reading = busy.min(own.saturating_mul(batch.into())).max(1);
+        let bandwidth = of_memory(BANDWIDTH, limits).min(u128::from(reading) * READ_BY_BLOCK);
         u128::from(self.launch + last) + of_tiles.max(moved * 1_000_000 / bandwidth)
     }
 }
@@ -436,7 +444,7 @@ impl SkinnyCost {
         let along_m = u64::from(problem.m.div_ceil(rows_of_tile)).max(1);
         let reading = u128::from(blocks) * u128::from(along_m + 3) / u128::from(4 * along_m);
         let by_chip = reading * u128::from(self.crowded) * columns / u128::from(multiprocessors);
-        let by_memory = by_chip.max(bytes(problem) * 1_000_000 / Self::BANDWIDTH);
+        let by_memory = by_chip.max(bytes(problem) * 1_000_000 / of_memory(Self::BANDWIDTH, limits));
         let of_memory = by_memory + (by_memory / 4).min(u128::from(Self::RAMP));
         let elements = u64::from(rows_of_tile * columns_of_tile);
         let copied = u128::from(blocks) * u128::from(rows_of_tile + columns_of_tile) * columns;
@@ -515,19 +523,31 @@ impl DotsCost {
         let of_tile = Self::TILE + u128::from(steps) * (Self::STEP + rows * Self::ROW);
         // Tiles below each other read the same rows of w, and wait for each other.
         let of_tile = if problem.m > dots::ROWS { of_tile * 9 / 8 } else { of_tile };
+        // Lanes have words of their rows one by one.
+        let of_tile = if problem.access == Access::Words { of_tile * 4 / 3 } else { of_tile };
         let of_tiles = u128::from(rounds) * of_tile;
         let of_w = u128::from(tiles) * u128::from(dots::COLUMNS) * u128::from(row_bytes);
-        let reading = of_w * 1_000_000 / Self::BANDWIDTH;
+        let reading = of_w * 1_000_000 / of_memory(Self::BANDWIDTH, limits);
         // What takes less time is hidden by half.
         Self::LAUNCH + of_tiles.max(reading) + of_tiles.min(reading) / 2
     }
 }
 
-/// Bytes that kernels read and write in a microsecond at most, those aside that are for few rows of x.
+/// Bytes that kernels read and write in a microsecond at most on an H100, those aside that are for few rows of x.
 const BANDWIDTH: u128 = 2_516_000;
 
 /// Bytes that a block of a persistent launch reads from memory in a microsecond at most.
-const READ_BY_BLOCK: u128 = 45_000;
+const READ_BY_BLOCK: u128 = 40_000;
+
+/// [`Limits::memory_bandwidth`] of an H100 with HBM3.
+const OF_H100: u128 = 3_352_320;
+
+/// What a rate of an H100's memory is on a device. Only Hopper's multiprocessors have these costs. On others, and where the bandwidth is not known, memory is
+/// taken to be as much faster or slower as they are.
+pub(super) fn of_memory(rate: u128, limits: &Limits) -> u128 {
+    let bandwidth = u128::from(limits.memory_bandwidth);
+    if bandwidth > 0 && is_hopper(limits.compute_capability) { rate * bandwidth / OF_H100 } else { rate }
+}
 
 /// Columns that the sums take: a second pair of operands begins with a step of its own, and ends with one.
 fn summed(problem: &Problem) -> u32 {
@@ -585,6 +605,9 @@ pub(super) fn picoseconds_of_launch(tile: Tile, problem: &Problem, limits: &Limi
 
 /// How long it takes, in picoseconds on an H100.
 pub(super) fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
+    if tile == Tile::Fp8Ada16x64 && is_hopper(limits.compute_capability) {
+        return ADA_ON_HOPPER.picoseconds(tile, problem, limits);
+    }
     if let Some(cost) = PersistentCost::of(tile, problem.input) {
         return cost.picoseconds(tile, problem, limits);
     }
@@ -599,19 +622,17 @@ pub(super) fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u12
     Cost::of(tile, problem.input).map_or(u128::MAX, |cost| cost.picoseconds(tile, problem, limits))
 }
 
-/// Half the times that a column takes as long as one that is read in chunks. What ten sizes in f32, TF32 and bf16 took on an H200 gives these; copying words takes
-/// most of the time then, so that they are larger where the products take less.
+/// Half the times that a column takes as long as one that is read in chunks. What sizes in f32, TF32 and bf16 took on an H200 gives these. Where rows start at
+/// multiples of 4 bytes only, copying words takes most of the time, so that they are larger where the products take less.
 fn slowness(tile: Tile, problem: &Problem) -> u128 {
     // Rows of an odd K start at multiples of 4 bytes, and of nothing larger.
     let has_singles = problem.k % 2 == 1;
     match (problem.access, problem.input, tile) {
         (Access::Aligned | Access::Across | Access::WAcross | Access::Dense | Access::Strided, ..) => 2,
         (Access::Words, DType::F32, Tile::Tf32T64x64) if has_singles => 7,
-        (Access::Words, DType::F32, Tile::Tf32T64x64) => 5,
         (Access::Words, DType::F32, Tile::Tf32T16x64) if has_singles => 5,
-        (Access::Words, DType::F32, Tile::Tf32T16x64) => 4,
         (Access::Words, DType::F32, _) if has_singles => 4,
         (Access::Words, DType::F32, _) => 3,
-        (Access::Words, ..) => 4,
+        (Access::Words, ..) => 5,
     }
 }

@@ -4,6 +4,7 @@
 //! worst element by element, or is copied first ([`repack`](crate::ops::repack)): whatever costs less, by the time that the product takes and the bytes that
 //! the copy moves.
 
+use super::cost::of_memory;
 use super::problem::is_fp8;
 use super::variants::Refusal;
 use super::{Access, Limits, Problem, Tile, estimate};
@@ -13,7 +14,7 @@ use crate::tensor::View;
 /// The address alignment of the smallest copies that kernels make.
 const WORD_BYTES: u64 = 4;
 /// Bytes that a copy reads and writes in a nanosecond, on an H100: four fifths of what a plain copy reaches.
-const COPY_RATE: u64 = 2_400;
+const COPY_RATE: u128 = 2_400;
 /// What a launch more costs, in picoseconds.
 const LAUNCH: u64 = 2_000_000;
 
@@ -100,11 +101,11 @@ impl OperandView<'_> {
     }
 
     /// What a copy of the matrices into aligned rows costs, in picoseconds.
-    fn copy_cost(&self) -> u128 {
+    fn copy_cost(&self, limits: &Limits) -> u128 {
         let matrices: usize = self.leading.0.iter().product();
         let elements = matrices as u128 * self.rows.0 as u128 * self.columns.0 as u128;
         let bytes = 2 * elements * u128::from(self.element_bytes);
-        bytes * 1_000 / u128::from(COPY_RATE) + u128::from(LAUNCH)
+        bytes * 1_000 / of_memory(COPY_RATE, limits) + u128::from(LAUNCH)
     }
 }
 
@@ -158,7 +159,7 @@ pub(crate) fn choose(
         if (0..2).any(|i| repack[i] && views[i].layout() == Layout::Chunks && !is_apart(i)) {
             continue;
         }
-        let mut copies: u128 = (0..2).filter(|&i| repack[i]).map(|i| views[i].copy_cost()).sum();
+        let mut copies: u128 = (0..2).filter(|&i| repack[i]).map(|i| views[i].copy_cost(limits)).sum();
         if repack == [true; 2] && views.iter().all(OperandView::is_matrix_of_rows) {
             // One launch makes both.
             copies -= u128::from(LAUNCH);
@@ -200,6 +201,7 @@ mod tests {
         multiprocessors: 132,
         max_shared_per_block: 232_448,
         shared_per_multiprocessor: 233_472,
+        memory_bandwidth: 3_352_320,
     };
 
     fn rows(rows: usize, columns: usize, stride: usize) -> OperandView<'static> {

@@ -227,6 +227,7 @@ impl Plan {
             multiprocessors: properties.multiprocessors,
             max_shared_per_block: properties.max_shared_per_block,
             shared_per_multiprocessor: properties.shared_per_multiprocessor,
+            memory_bandwidth: properties.memory_bandwidth(),
         };
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let (products, stores_boxes) = (request.products(), request.stores_boxes());

@@ -116,4 +116,6 @@ pub struct Limits {
     pub max_shared_per_block: u32,
     /// Shared memory that the blocks of a multiprocessor have together, in bytes.
     pub shared_per_multiprocessor: u32,
+    /// Bytes that its memory moves in a microsecond at most, by its clock and width; 0 where these are not known.
+    pub memory_bandwidth: u64,
 }

@@ -266,12 +266,14 @@ mod tests {
         multiprocessors: 108,
         max_shared_per_block: 163 << 10,
         shared_per_multiprocessor: 164 << 10,
+        memory_bandwidth: 0,
     };
     const A40: Limits = Limits {
         compute_capability: (8, 6),
         multiprocessors: 84,
         max_shared_per_block: 99 << 10,
         shared_per_multiprocessor: 100 << 10,
+        memory_bandwidth: 0,
     };
 
     const T4: Limits = Limits {
@@ -279,6 +281,7 @@ mod tests {
         multiprocessors: 40,
         max_shared_per_block: 64 << 10,
         shared_per_multiprocessor: 64 << 10,
+        memory_bandwidth: 0,
     };
 
     fn problem(m: u32, k: u32, n: u32, rank: u32, dtype: DType) -> Problem {

@@ -130,6 +130,7 @@ mod tests {
         multiprocessors: 132,
         max_shared_per_block: 232_448,
         shared_per_multiprocessor: 233_472,
+        memory_bandwidth: 3_352_320,
     };
     const PROBLEM: Problem = Problem {
         m: 256,

@@ -378,6 +378,7 @@ fn h100() -> Limits {
         multiprocessors: 132,
         max_shared_per_block: 232_448,
         shared_per_multiprocessor: 233_472,
+        memory_bandwidth: 0,
     }
 }
 
@@ -438,6 +439,7 @@ fn choices_cover_y_within_the_device() {
         multiprocessors: 128,
         max_shared_per_block: 101_376,
         shared_per_multiprocessor: 102_400,
+        memory_bandwidth: 0,
     };
     for limits in [h100(), ada] {
         for dtype in [DType::F16, DType::F32] {
@@ -470,6 +472,7 @@ fn choices_cover_y_within_the_device() {
         multiprocessors: 40,
         max_shared_per_block: 65_536,
         shared_per_multiprocessor: 65_536,
+        memory_bandwidth: 0,
     };
     assert_eq!(choose(&problem(100, 100, 100, 8, DType::F16), &turing), None);
 }

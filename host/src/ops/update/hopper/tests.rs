@@ -17,6 +17,7 @@ const H100: Limits = Limits {
     multiprocessors: 132,
     max_shared_per_block: 232_448,
     shared_per_multiprocessor: 233_472,
+    memory_bandwidth: 0,
 };
 
 /// Emulated H100s whose asynchronous operations complete late, at once, and at random.

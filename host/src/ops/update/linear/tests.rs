@@ -14,6 +14,7 @@ const H100: Limits = Limits {
     multiprocessors: 132,
     max_shared_per_block: 232_448,
     shared_per_multiprocessor: 233_472,
+    memory_bandwidth: 0,
 };
 
 /// What `cargo xtask bench --operation update --variants` measured: an operation, a size and a rank, a way, microseconds.
