@@ -26,6 +26,8 @@ use crate::ops::CHUNK_BYTES;
 /// What one block of a tile costs for each column of K, in picoseconds on an H100.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
+    /// What a launch takes beside its blocks, in picoseconds.
+    launch: u128,
     /// With the multiprocessor to itself.
     alone: u64,
     /// Its share of the time that as many blocks take as fit a multiprocessor.
@@ -45,7 +47,7 @@ impl Cost {
             (Tile::HopperSplit128x128, _) => (31_950, 31_950, 35_800, 230, 1),
             (Tile::HopperSplit64x128, _) => (24_300, 17_800, 19_500, 235, 2),
             (Tile::HopperSplit64x64, _) => (15_300, 10_300, 12_300, 202, 2),
-            (Tile::Strided32x32, _) => (6_500, 5_500, 5_500, 30, 2),
+            (Tile::Strided32x32, _) => (9_000, 5_750, 5_750, 160, 2),
             (Tile::T128x128, _) => (14_274, 8_057, 10_614, 359, 2),
             (Tile::T128x64, DType::F32) => (37_000, 31_000, 31_100, 115, 2),
             (Tile::T128x64, _) => (12_373, 5_001, 7_340, 234, 3),
@@ -59,7 +61,9 @@ impl Cost {
             // These have costs of their own.
             _ => return None,
         };
-        Some(Self { alone, together, crowded, overhead, resident })
+        // Of this tile, launches of few and of many blocks were measured: what each block takes counts with it.
+        let launch = if matches!(tile, Tile::Strided32x32) { 300_000 } else { LAUNCH };
+        Some(Self { launch, alone, together, crowded, overhead, resident })
     }
 
     /// The time of the fullest multiprocessor, in picoseconds, with as many parts of each tile as are fastest.
@@ -103,7 +107,7 @@ impl Cost {
         let of_blocks = by_rounds.max(by_chip) * columns;
         // Where reading x and w takes longest, some of the rest is not hidden under it.
         let moved = bytes(problem) + stored_bytes(problem);
-        LAUNCH
+        self.launch
             + of_blocks.max(moved * 1_000_000 / of_memory(BANDWIDTH, limits) + of_blocks / 8)
             + Self::combining(tile, blocks, parts)
     }
@@ -122,7 +126,7 @@ impl Cost {
 
 /// What the 16 × 64 tile for Ada costs on Hopper, which multiplies 8-bit numbers by `mma.sync` as numbers of f16: as an H200 took.
 const ADA_ON_HOPPER: Cost =
-    Cost { alone: 2_400, together: 1_690, crowded: 1_690, overhead: 300, resident: 5 };
+    Cost { launch: LAUNCH, alone: 2_400, together: 1_690, crowded: 1_690, overhead: 300, resident: 5 };
 
 /// How many blocks may share the sums of a tile.
 const PARTS: [u32; 12] = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96];

@@ -100,11 +100,14 @@ fn zeros_without_a_bias_keep_their_sign() {
 #[test]
 fn results_of_a_row_depend_on_nothing_but_the_row() {
     let of = |multiprocessors| {
-        let options = EmulatorOptions { multiprocessors: Some(multiprocessors), ..EmulatorOptions::default() };
+        let options =
+            EmulatorOptions { multiprocessors: Some(multiprocessors), ..EmulatorOptions::default() };
         Device::emulator_with(options)
     };
     let mut are_shared_differently = 0;
-    for (columns, many) in [(5, 2300), (40, 2300), (70, 700), (129, 700), (400, 300), (1003, 300), (3000, 270)] {
+    for (columns, many) in
+        [(5, 2300), (40, 2300), (70, 700), (129, 700), (400, 300), (1003, 300), (3000, 270)]
+    {
         let numbers = |seed: usize| -> Vec<bf16> {
             let of = |at: usize| ((at * 7919 + seed) % 1021) as f32 / 64.0 - 7.0;
             (0..many * columns).map(|at| bf16::from_f32(of(at))).collect()
