@@ -347,18 +347,27 @@ impl Plan {
         Self::in_blocks(sizes, shares, max_cluster, most_blocks())
     }
 
+    /// The same with clusters of a power of two, for kernels that ask [whose a column is](warpsmith_dsl::rows::Columns::has_column).
+    pub(crate) fn in_powers(sizes: Sizes, shares: Shares, max_cluster: u32) -> Self {
+        let most = 1 << max_cluster.max(1).ilog2();
+        Self::with(sizes, shares, |blocks| blocks.next_power_of_two().min(most), most_blocks())
+    }
+
     /// For as many rows as `sizes` says, of which the threads of a GPU with so large clusters have shares, and at most `most_blocks` blocks. Where these have too few
     /// teams, a team has several rows, or there are several launches. The sums of a row depend on its columns and the largest cluster only.
     pub(crate) fn in_blocks(sizes: Sizes, shares: Shares, max_cluster: u32, most_blocks: u32) -> Self {
+        Self::with(sizes, shares, |blocks| blocks.min(u64::from(max_cluster.max(1))), most_blocks)
+    }
+
+    /// The same, with the size of a cluster by how many blocks have threads for a whole row.
+    fn with(sizes: Sizes, shares: Shares, cluster: impl Fn(u64) -> u64, most_blocks: u32) -> Self {
         let (rows, columns) = (sizes.rows as u64, sizes.columns as u64);
         let all = columns.div_ceil(u64::from(shares.chunk)).max(1);
         let per_thread = u64::from(shares.chunks);
         let least = shares.least_threads(all, LEAST_THREADS);
         let threads = all.div_ceil(per_thread).next_power_of_two().max(least).min(u64::from(THREADS));
         let of_block = threads * per_thread;
-        // A power of two, also where a cluster may have another number of blocks.
-        let most_cluster = 1u64 << max_cluster.max(1).ilog2();
-        let cluster = all.div_ceil(of_block).next_power_of_two().min(most_cluster);
+        let cluster = cluster(all.div_ceil(of_block));
         let rounds = all.div_ceil(of_block * cluster);
         let teams = u64::from(THREADS) / threads;
         let wanted = if cluster > 1 { rows } else { rows.div_ceil(teams) };

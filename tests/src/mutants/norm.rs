@@ -1,6 +1,6 @@
 //! How the kernels of the families `norm`, `norm_cluster` and `column_sums` are run. On rows of a part of a warp, of some
 //! warps, of a block and of more than its threads hold at a time, with and without each operand. Gradients in grids with fewer teams
-//! than rows.
+//! than rows, and of columns in parts.
 
 use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::norm::{NormGradientParams, NormParams};
@@ -22,18 +22,25 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         ["cluster", rest @ ..] => (true, rest),
         _ => (false, rest),
     };
-    let (is_gradient, rest) = match rest {
-        ["gradient", rest @ ..] => (true, rest),
-        _ => (false, rest),
+    let (what, rest) = match rest {
+        ["gradient", rest @ ..] => (What::Gradient, rest),
+        ["columns", rest @ ..] => (What::Columns, rest),
+        _ => (What::Norm, rest),
     };
+    let is_gradient = what != What::Norm;
     let (is_any, of) = match *rest {
         ["any", of] => (true, Float::named(of)?),
         [of] => (false, Float::named(of)?),
         _ => return None,
     };
-    let layout = Layout::new(of, if is_gradient { 2 } else { 4 }, is_any, is_clustered);
+    let chunks_of = match what {
+        What::Norm => 4,
+        What::Gradient => 2,
+        What::Columns => 1,
+    };
+    let layout = Layout::new(of, chunks_of, is_any, is_clustered);
     let Layout { chunk, chunks, unit, .. } = layout;
-    let kernel = Kernel { of, is_gradient, layout };
+    let kernel = Kernel { of, what, layout };
     let case = |rows: usize, columns: usize| Case {
         kernel,
         shares: None,
@@ -51,6 +58,15 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         y: true,
     };
     let of_block = layout.most();
+    if what == What::Columns {
+        // Parts that end with each of the rows that a thread loads together, and with none; columns of one block and of two.
+        let sizes = [(1, 1, 1), (5, 3, 1), (8, 7, 2), (9, 2 * chunk, 3), (6, 40 * chunk + 1, 2), (7, 33, 3)];
+        let mut all: Vec<Case> =
+            sizes.map(|(rows, columns, blocks)| Case { blocks, ..case(rows, columns) }).into();
+        all.push(Case { is_centered: false, bias: false, ..case(6, of_block + 3 * chunk + 1) });
+        all.push(Case { statistics: false, gap: 0, ..case(4, of_block - chunk) });
+        return Some(all.into_iter().map(|case| Box::new(case) as Box<dyn Problem>).collect());
+    }
     let mut all = vec![
         case(3, 1),
         Case { is_centered: false, bias: false, ..case(70, 2 * chunk + 1) },
@@ -64,10 +80,6 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         all.iter_mut().for_each(|case| case.rows = case.rows.min(5));
     }
     for (columns, shares) in layout.edges() {
-        // Gradients of columns are added up in memory where rows take several rounds: of one row of a block at a time.
-        if is_gradient && !is_clustered && shares[1] > 1 {
-            continue;
-        }
         let rows = if is_clustered { 1 } else { 2 };
         let case = Case { shares: Some(shares), ..case(rows, columns) };
         for other in [Float::F16, Float::Bf16, Float::F32] {
@@ -103,11 +115,20 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     Some(all.into_iter().map(|case| Box::new(case) as Box<dyn Problem>).collect())
 }
 
+/// What a kernel computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Norm,
+    Gradient,
+    /// The gradients of columns alone.
+    Columns,
+}
+
 /// What is known of a kernel.
 #[derive(Clone, Copy, Debug)]
 struct Kernel {
     of: Float,
-    is_gradient: bool,
+    what: What,
     layout: Layout,
 }
 
@@ -155,7 +176,7 @@ impl Case {
     /// What is normed.
     fn sum(&self, row: usize, column: usize) -> f64 {
         let residual =
-            if self.residual && !self.kernel.is_gradient { self.residual(row, column) } else { 0.0 };
+            if self.residual && self.kernel.what == What::Norm { self.residual(row, column) } else { 0.0 };
         self.kernel.of.round(self.x(row, column) + residual)
     }
 
@@ -279,29 +300,38 @@ impl Case {
                 ]
             })
             .collect();
-        let dx = operands.results(of, shape, |row, column| {
-            let [of_mean, of_deviation] = sums[row];
-            let normed = self.normed_by(statistics[row], row, column);
-            let rest = gradient(row, column) - of_mean - normed * of_deviation;
-            let dx = rest * statistics[row][1] + if self.residual { self.residual(row, column) } else { 0.0 };
-            (dx, 1.01 * of.unit() * dx.abs() + 2e-5)
-        })?;
+        let mut dx = AnyRows::NONE;
+        if kernel.what == What::Gradient {
+            dx = operands.results(of, shape, |row, column| {
+                let [of_mean, of_deviation] = sums[row];
+                let normed = self.normed_by(statistics[row], row, column);
+                let rest = gradient(row, column) - of_mean - normed * of_deviation;
+                let dx =
+                    rest * statistics[row][1] + if self.residual { self.residual(row, column) } else { 0.0 };
+                (dx, 1.01 * of.unit() * dx.abs() + 2e-5)
+            })?;
+        }
         let vector = |which: usize| operands.rows(Float::F32, [1, rows, 0], |_, row| statistics[row][which]);
         let [mean, deviation] = [vector(0)?, vector(1)?];
-        // The rows of each block, or cluster, in turn.
+        // The rows of each block, or cluster, in turn; of columns alone one after the other.
         let [threads, rounds] = self.shares();
+        let is_columns = kernel.what == What::Columns;
         let teams = if kernel.layout.cluster > 1 { 1 } else { 256 / threads as usize };
-        let of_part = |part: usize| (0..rows).filter(move |row| row / teams % self.blocks as usize == part);
-        let parts = (self.blocks as usize).min(rows.div_ceil(teams));
+        let blocks = self.blocks as usize;
+        let part_of =
+            |row: usize| if is_columns { row / rows.div_ceil(blocks) } else { row / teams % blocks };
+        let of_part = |part: usize| (0..rows).filter(move |&row| part_of(row) == part);
+        let parts = if is_columns { blocks } else { blocks.min(rows.div_ceil(teams)) };
         let part_shape = [parts, columns, 0];
         let [mut dweight, mut dbias] = [AnyRows::NONE; 2];
-        if self.statistics {
+        let adds_up = is_columns || rounds == 1;
+        if self.statistics && adds_up {
             dweight = operands.results(Float::F32, part_shape, |part, column| {
                 let term = |row| dy_of(row, column) * self.normed_by(statistics[row], row, column);
                 (of_part(part).map(term).sum(), 1e-4)
             })?;
         }
-        if self.bias {
+        if self.bias && adds_up {
             dbias = operands.results(Float::F32, part_shape, |part, column| {
                 (of_part(part).map(|row| dy_of(row, column)).sum(), 1e-4)
             })?;
@@ -324,6 +354,10 @@ impl Case {
             inverse: 1.0 / columns as f32,
             is_centered: u32::from(self.is_centered),
         };
+        if is_columns {
+            let across = columns.div_ceil(256 * kernel.layout.chunk) as u32;
+            return operands.launch_grid(module, shared_bytes, [across, parts as u32, 1], 1, (params,));
+        }
         let cluster = kernel.layout.cluster as u32;
         operands.launch(module, shared_bytes, [parts as u32 * cluster, cluster], (params,))
     }
@@ -345,7 +379,7 @@ impl Problem for Case {
 
     fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {
         let operands = Operands::new(config);
-        if self.kernel.is_gradient {
+        if self.kernel.what != What::Norm {
             self.backward(operands, module, shared_bytes)
         } else {
             self.forward(operands, module, shared_bytes)

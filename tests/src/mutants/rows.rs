@@ -264,7 +264,12 @@ impl Layout {
     pub(super) fn shares(self, columns: usize) -> [u32; 2] {
         let Self { chunk, chunks, cluster, .. } = self;
         let all = columns.div_ceil(chunk).max(1);
-        let least = all.next_power_of_two().min(4).max(self.least());
+        // A part of a warp has all of a row of as many chunks as there are lanes.
+        let least = match self.unit {
+            1 if all <= 32 => 32 / chunks,
+            1 => 32,
+            _ => all.next_power_of_two().min(4),
+        };
         let threads = all.div_ceil(chunks).next_power_of_two().clamp(least, 256);
         let threads = if cluster > 1 { 256 } else { threads };
         [threads as u32, all.div_ceil(threads * chunks * cluster) as u32]
@@ -307,6 +312,12 @@ impl Layout {
                 let ends = of_slot(slot).into_iter();
                 all.extend(ends.map(|columns| (before + columns, [of_block as u32, rounds as u32])));
             }
+        }
+        // Where each chunk of a part of a warp begins, in turn of its elements.
+        if unit == 1 && cluster == 1 && chunks > 1 {
+            let lanes = 32 / chunks;
+            let end = |slot: usize| (slot * 3 % chunk) * 32 + slot * lanes + lanes / 2;
+            all.extend((0..chunks).map(|slot| (end(slot), [lanes as u32, 1])));
         }
         all
     }

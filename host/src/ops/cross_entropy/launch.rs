@@ -70,7 +70,7 @@ impl<T: LogitElement, L: LabelElement> CrossEntropyOp<'_, T, L> {
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let properties = self.logits.device().properties();
         let shares = Shares::of::<T>(sizes.columns, rows, CHUNKS);
-        (shares, Plan::new(sizes, shares, properties.max_cluster))
+        (shares, Plan::in_powers(sizes, shares, properties.max_cluster))
     }
 
     pub(super) fn launch<G: RowElement>(
