@@ -356,7 +356,7 @@ fn caches() -> Result<(), Failed> {
 }
 
 /// Rows and columns for every kernel of rows, in a block, in a cluster and of several rounds, aligned and not; each has several blocks.
-const OF_ROWS: [[usize; 2]; 6] = [[70, 24], [7, 333], [3, 9000], [2, 9001], [2, 36_864], [1, 150_001]];
+const OF_ROWS: [[usize; 2]; 6] = [[70, 24], [7, 333], [3, 9000], [2, 9001], [2, 70_000], [1, 150_001]];
 
 /// Whether the name of an entry begins with one of some families' and goes on with a type, or with what kinds of kernels of rows are called.
 fn is_of_rows(name: &str, families: &[&str]) -> bool {

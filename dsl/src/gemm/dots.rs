@@ -269,9 +269,9 @@ impl DotsProblem {
     unsafe fn store<E: Epilogue>(&self, tile: &Tile, mut sum: f32, epilogue: &E, column: E::Column) {
         let index = warp::lane_id() / 2;
         let at = Coord { row: tile.at.row + index / COLUMNS, column: tile.column() };
-        // SAFETY: the caller's promise. What is not there is zero, and so finite.
+        // SAFETY: the caller's promise. What is not there would be read again behind the matrices.
         unsafe {
-            if is_not_finite(sum) {
+            if is_not_finite(sum) && at.row < self.m && at.column < self.n {
                 sum = self.again(tile, index);
             }
             let [value] = epilogue.apply(at, epilogue.row(at.row), [column], [sum]);

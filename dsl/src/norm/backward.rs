@@ -29,7 +29,7 @@ pub struct NormGradientParams<T> {
     pub mean: Global<f32>,
     /// 1 over the square root of each row's variance and ε.
     pub deviation: Global<f32>,
-    /// Where each block, or cluster, adds up its rows' part of the weight's gradient: a row of f32 for each; null if it is not wanted.
+    /// Where each block, or cluster, or part of the rows adds up its part of the weight's gradient: a row of f32 for each; null if it is not wanted.
     pub dweight: GlobalMut<f32>,
     /// The same of the bias.
     pub dbias: GlobalMut<f32>,

@@ -10,7 +10,7 @@ use crate::{ptx, thread, warp};
 /// The most blocks of a cluster.
 const MAX_BLOCKS: u32 = 16;
 const WARPS: u32 = THREADS / warp::SIZE;
-/// The most numbers that are summed at once.
+/// The most numbers that are handed over at once.
 const MOST: usize = 4;
 /// Bytes of them.
 const SLOT: u32 = 4 * MOST as u32;
@@ -142,7 +142,7 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
     ///
     /// # Safety
     ///
-    /// All threads of the block, or of the cluster, call it.
+    /// All threads of the block, or of the cluster, call it, with at most two numbers. Where a block has several teams of several warps, it is always as many.
     #[inline(always)]
     #[must_use]
     pub unsafe fn sum<const N: usize>(&mut self, values: [f32; N]) -> [f32; N] {
@@ -302,7 +302,7 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
         let (warps, index) = (self.in_block() / warp::SIZE, self.index());
         let first = index * self.in_block() + (id & (warp::SIZE - 1));
         let mut all = [[nothing; N]; WARPS as usize];
-        // SAFETY: each thread has a place; whoever read it last has come to the barrier since. Of the team's warps there are two, four or eight.
+        // SAFETY: each thread has a place of its own, since all hand over as many numbers; whoever read it last has come to the barrier since. A team has two, four or eight warps.
         unsafe {
             let own = place.offset(id * bytes).get();
             if N == 2 {

@@ -14,7 +14,7 @@ use crate::cpu::{self, Activation, Elementwise};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::rows::{
-    AnyTensor, RowElement, Shares, Sizes, as_result_rows, as_rows, is_copied, kind, rounded, rows_of,
+    AnyTensor, LANES, RowElement, Shares, Sizes, as_result_rows, as_rows, is_copied, kind, rounded, rows_of,
     widened, with_tensor,
 };
 use crate::ops::{Implementation, SIDE_LIMIT};
@@ -637,7 +637,8 @@ pub(crate) fn grid(rows: u64, columns: u64, shares: Shares) -> (u32, [u32; 3]) {
     const LEAST: u32 = 8;
     let all = columns.div_ceil(u64::from(shares.chunk)).max(1);
     let chunks = u64::from(shares.chunks);
-    let least = shares.least_threads(all, LEAST);
+    // Threads may go on to further chunks, which only those of whole warps have.
+    let least = if shares.vector { shares.least_threads(all, LEAST) } else { u64::from(LANES) };
     let threads = all.div_ceil(chunks).next_power_of_two().max(least).min(u64::from(THREADS));
     let along_x = all.div_ceil(threads * chunks);
     let along_y = rows.div_ceil(u64::from(THREADS) / threads).clamp(1, MOST_ALONG_Y);

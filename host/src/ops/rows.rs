@@ -278,14 +278,14 @@ impl Shares {
         Self { vector: are_aligned, chunk: vector, chunks }
     }
 
-    /// The fewest threads that share a row of so many chunks, where they are to read `neighbours` chunks. Chunks that are not aligned are those of a warp's lanes, or of
-    /// as many as [`Columns`](warpsmith_dsl::rows::Columns) allows if these have all.
+    /// The fewest threads that share a row of so many chunks, where they are to read `neighbours` chunks. Chunks that are not aligned are those of a warp's lanes. If
+    /// a warp has all of them at once, they are those of as many lanes as [`Columns`](warpsmith_dsl::rows::Columns) allows.
     pub(crate) fn least_threads(self, all: u64, neighbours: u32) -> u64 {
         if self.vector {
             return all.next_power_of_two().min(u64::from(neighbours));
         }
-        let lanes = 1 << (LANES / self.chunks).ilog2();
-        if all <= u64::from(lanes * self.chunks) { u64::from(lanes) } else { u64::from(LANES) }
+        debug_assert!(self.chunks.is_power_of_two() && self.chunks <= LANES, "{self:?}");
+        u64::from(if all <= u64::from(LANES) { LANES / self.chunks } else { LANES })
     }
 
     /// Elements in 16 bytes.
@@ -335,7 +335,7 @@ impl Piece {
 }
 
 /// Lanes of a warp.
-const LANES: u32 = 32;
+pub(crate) const LANES: u32 = 32;
 /// Threads that keep a multiprocessor busy: more would have too little to do each.
 const BUSY_THREADS: u32 = 512;
 /// Threads that share a row, where it has chunks for as many: fewer would read too few neighbours at a time.
@@ -380,8 +380,9 @@ impl Plan {
         }
     }
 
-    /// The same with more threads for each row, and fewer chunks for each thread, where rows are too few to keep so many multiprocessors busy: for kernels that add up
-    /// the same bits however many threads share a row, as [`Team::sum`](warpsmith_dsl::rows::Team::sum) does.
+    /// The same with more threads for each row, and fewer chunks for each thread, where rows are too few to keep so many multiprocessors busy.
+    ///
+    /// The results of a row are the same bits if its kernel adds up as [`Team::sum`](warpsmith_dsl::rows::Team::sum) does.
     pub(crate) fn spread(self, sizes: Sizes, shares: Shares, multiprocessors: u32) -> Self {
         let most = u64::from(multiprocessors) * u64::from(BUSY_THREADS);
         let chunks = (sizes.columns as u64).div_ceil(u64::from(shares.chunk));
@@ -400,7 +401,10 @@ impl Plan {
         while has_room((2 * threads).max(least)) {
             threads = (2 * threads).max(least);
         }
-        // No more than one for each row, which are fewer than the threads that keep the multiprocessors busy.
+        if threads == self.threads {
+            return self;
+        }
+        // No more than the threads that keep the multiprocessors busy.
         let blocks = (sizes.rows as u64).div_ceil(u64::from(THREADS / threads)) as u32;
         Self { threads, blocks: blocks.max(1), ..self }
     }

@@ -155,7 +155,7 @@ fn short_name(gpu: &str) -> &str {
 const FEWEST: usize = 5;
 
 /// What suites and operations are called in data, and in words.
-const WORDS: [(&str, &str); 15] = [
+const WORDS: [(&str, &str); 17] = [
     ("random-training linear-relu-training", "linear layer with ReLU, forward and backward,"),
     ("random-update linear with update", "linear layer with a generated update,"),
     ("random-update generated update", "generated update alone,"),
@@ -170,6 +170,8 @@ const WORDS: [(&str, &str); 15] = [
     ("random-rows softmax", "softmax,"),
     ("random-rows add", "addition,"),
     ("random-attention attention", "attention,"),
+    ("random-layout ", "product in another layout, "),
+    ("random-batch ", "batch of products, "),
     // The suite of linear layers has no name but that.
     ("random ", "linear layer, "),
 ];
@@ -265,6 +267,7 @@ mod tests {
         assert_eq!(words("random-rows layer-norm-training bf16"), "layer norm, forward and backward, bf16");
         assert_eq!(words("random-rows layer-norm bf16"), "layer norm, bf16");
         assert_eq!(words("random f32"), "linear layer, f32");
+        assert_eq!(words("random-batch bf16, other K and N"), "batch of products, bf16, other K and N");
         assert_eq!(words("random-other thing bf16"), "other thing bf16");
     }
 

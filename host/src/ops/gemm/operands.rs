@@ -202,6 +202,7 @@ mod tests {
         max_shared_per_block: 232_448,
         shared_per_multiprocessor: 233_472,
         memory_bandwidth: 3_352_320,
+        takes_fp8_mma: true,
     };
 
     fn rows(rows: usize, columns: usize, stride: usize) -> OperandView<'static> {

@@ -159,6 +159,9 @@ pub(crate) struct Plan {
     choice: ProductChoice,
 }
 
+/// The first driver that takes PTX 8.4, by the version of CUDA.
+const FP8_MMA_DRIVER: (u32, u32) = (12, 4);
+
 impl Plan {
     /// The plan for a request whose operands have been checked, and whose output has elements.
     fn of(request: &Request<'_>) -> Result<Arc<Self>> {
@@ -228,6 +231,7 @@ impl Plan {
             max_shared_per_block: properties.max_shared_per_block,
             shared_per_multiprocessor: properties.shared_per_multiprocessor,
             memory_bandwidth: properties.memory_bandwidth(),
+            takes_fp8_mma: properties.driver_version.is_none_or(|version| version >= FP8_MMA_DRIVER),
         };
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let (products, stores_boxes) = (request.products(), request.stores_boxes());

@@ -118,4 +118,6 @@ pub struct Limits {
     pub shared_per_multiprocessor: u32,
     /// Bytes that its memory moves in a microsecond at most, by its clock and width; 0 where these are not known.
     pub memory_bandwidth: u64,
+    /// Whether its driver takes kernels that multiply 8-bit numbers by `mma.sync`: PTX 8.4, that of CUDA 12.4.
+    pub takes_fp8_mma: bool,
 }

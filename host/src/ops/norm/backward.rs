@@ -20,10 +20,11 @@ use crate::trace;
 
 /// Chunks that a thread of a kernel has.
 const CHUNKS: u32 = 2;
-/// Parts that a gradient of columns is added up in. It is the same for every GPU, so that the order of sums is.
+/// Parts that a gradient of columns is added up in, at most, where a block has the registers for it. It is the same for every GPU, so that the order of sums is.
 const PARTS: u32 = 264;
-/// Blocks of the kernel for columns of wide rows, and rows of a part of theirs, at least if there are as many.
+/// About how many blocks add up the columns of wide rows.
 const COLUMN_BLOCKS: u32 = 4 * PARTS;
+/// The fewest rows of a part of theirs, if there are as many.
 const LEAST_ROWS: u32 = 16;
 
 /// The launch for gradients of columns, where rows are too wide for registers to hold what is added up of them: blocks along the columns, and parts.
@@ -106,7 +107,7 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
 
     /// Computes all gradients. On a GPU the work may still be under way when this returns.
     ///
-    /// Sums over rows are in f32 and in an order that depends on the sizes only.
+    /// Sums over rows are in f32. Their order depends on the sizes, on the alignment and on how large the GPU's clusters are.
     ///
     /// # Errors
     ///
@@ -454,6 +455,27 @@ unsafe fn launch_columns<T: NormElement>(
             device.kernel::<T::Columns>()?.launch_early(stream, grid, (params,))
         } else {
             device.kernel::<T::ColumnsAny>()?.launch_early(stream, grid, (params,))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_of_wide_rows_have_parts_of_enough_rows_and_a_grid_that_launches() {
+        for (vector, chunk) in [(true, 8), (true, 4), (false, 8), (false, 4)] {
+            let shares = Shares { vector, chunk, chunks: CHUNKS };
+            for columns in [4097, 8200, 100_003, 1 << 20, (1 << 31) - 1] {
+                for rows in [1, 15, 16, 17, 1000, 100_000, (1 << 31) - 1] {
+                    let [across, parts, deep] = column_grid(Sizes { rows, columns }, shares);
+                    let case = format!("{rows} × {columns}, {chunk}");
+                    assert!(across as usize * (THREADS * chunk) as usize >= columns, "{case}");
+                    assert!((1..=65_535).contains(&parts) && deep == 1, "{case}: {parts}");
+                    assert!(parts == 1 || rows.div_ceil(parts as usize) > LEAST_ROWS as usize / 2, "{case}");
+                }
+            }
         }
     }
 }

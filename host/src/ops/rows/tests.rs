@@ -20,7 +20,7 @@ fn every_chunk_of_a_row_is_some_threads_and_every_row_some_blocks() {
             Shares { vector: false, chunk: 8, chunks: 2 },
             Shares { vector: false, chunk: 8, chunks: 1 },
         ] {
-            for max_cluster in [1, 8, 16] {
+            for max_cluster in [1, 8, 12, 16] {
                 for rows in [1, 7, 64, 4096, 1 << 20] {
                     let sizes = Sizes { rows, columns };
                     let all = Plan::new(sizes, shares, max_cluster);
@@ -38,12 +38,41 @@ fn every_chunk_of_a_row_is_some_threads_and_every_row_some_blocks() {
                     assert!(at_a_time * (rounds as usize - 1) < chunks, "{case}");
                     assert!(threads.is_power_of_two() && threads <= 256, "{case}");
                     // Fewer lanes than a warp's have chunks between each other's, which are all of a row.
-                    assert!(shares.vector || threads >= 32 || threads * shares.chunks <= 32, "{case}");
+                    assert!(shares.vector || threads >= 32 || threads * shares.chunks == 32, "{case}");
                     assert!(threads >= 32 || rounds == 1, "{case}");
                     assert!(cluster == 1 || threads == 256 && cluster <= max_cluster, "{case}");
                     assert!(blocks <= 1056 && blocks.is_multiple_of(cluster), "{case}");
                     let teams = if cluster > 1 { blocks / cluster } else { blocks * (256 / threads) };
                     assert!(teams as usize >= rows.min(66), "{case}");
+                    let powers = Plan::in_powers(sizes, shares, max_cluster);
+                    assert!(powers.cluster.is_power_of_two() && powers.cluster <= max_cluster, "{case}");
+                    let at_a_time = (powers.threads * powers.cluster * shares.chunks) as usize;
+                    assert!(at_a_time * powers.rounds as usize >= chunks, "{case}");
+                    for multiprocessors in [1, 132] {
+                        let spread = all.spread(sizes, shares, multiprocessors);
+                        let threads = spread.threads;
+                        assert_eq!((spread.rounds, spread.cluster), (all.rounds, all.cluster), "{case}");
+                        assert!(
+                            threads.is_power_of_two() && threads <= 256 && threads >= all.threads,
+                            "{case}"
+                        );
+                        assert!(
+                            shares.vector || threads >= 32 || threads * shares.chunks == 32,
+                            "{case}: {spread:?}"
+                        );
+                        let teams = if spread.cluster > 1 { 1 } else { 256 / threads };
+                        assert!(spread.blocks / spread.cluster * teams >= rows as u32, "{case}: {spread:?}");
+                        // Threads that have no chunk would only wait.
+                        assert!(
+                            threads == all.threads || threads as usize / 2 < chunks,
+                            "{case}: {spread:?}"
+                        );
+                        let few = rows as u64 * u64::from(threads) <= 512 * u64::from(multiprocessors);
+                        assert!(threads == all.threads || few, "{case}: {spread:?}");
+                    }
+                    // Of parts there are no more for more threads.
+                    let parts = Plan::in_blocks(sizes, shares, max_cluster, 264);
+                    assert!(parts.spread(sizes, shares, 132).blocks <= 264, "{case}");
                 }
             }
         }
@@ -56,7 +85,7 @@ fn launches_have_all_rows_once_in_grids_that_there_are() {
     let shares = Shares { vector: true, chunk: 8, chunks: 4 };
     let most = (1usize << 31) - 1;
     for columns in [1, 100, 8192, 8193, 20_000, 1 << 17, 1 << 20] {
-        for max_cluster in [1, 8, 16] {
+        for max_cluster in [1, 8, 12, 16] {
             for rows in [0, 1, 7, 1 << 27, (1 << 27) + 1, 1 << 30, most] {
                 for most_blocks in [MOST_BLOCKS, 16, 1056, 65_535] {
                     // Few launches only, but of any size.

@@ -174,6 +174,7 @@ pub(super) fn limits(device: &Device) -> Limits {
         shared_per_multiprocessor: properties.shared_per_multiprocessor,
         // The other ways to compute an update were measured on an H100, and are compared with products there.
         memory_bandwidth: 0,
+        takes_fp8_mma: true,
     }
 }
 

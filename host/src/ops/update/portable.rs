@@ -267,6 +267,7 @@ mod tests {
         max_shared_per_block: 163 << 10,
         shared_per_multiprocessor: 164 << 10,
         memory_bandwidth: 0,
+        takes_fp8_mma: true,
     };
     const A40: Limits = Limits {
         compute_capability: (8, 6),
@@ -274,6 +275,7 @@ mod tests {
         max_shared_per_block: 99 << 10,
         shared_per_multiprocessor: 100 << 10,
         memory_bandwidth: 0,
+        takes_fp8_mma: true,
     };
 
     const T4: Limits = Limits {
@@ -282,6 +284,7 @@ mod tests {
         max_shared_per_block: 64 << 10,
         shared_per_multiprocessor: 64 << 10,
         memory_bandwidth: 0,
+        takes_fp8_mma: true,
     };
 
     fn problem(m: u32, k: u32, n: u32, rank: u32, dtype: DType) -> Problem {

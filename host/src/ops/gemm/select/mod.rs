@@ -16,8 +16,10 @@ const JOINED: &str = "linear_joined";
 #[must_use]
 pub fn select(problem: &Problem, limits: &Limits) -> Option<Tile> {
     // Hopper multiplies 8-bit numbers by `mma.sync` as numbers of f16. That is enough for few rows, which wait for memory.
-    let is_choice =
-        |tile: &Tile| !tile.is_ada() || *tile == Tile::Fp8Ada16x64 || !is_hopper(limits.compute_capability);
+    let is_choice = |tile: &Tile| {
+        let is_enough = *tile == Tile::Fp8Ada16x64 || !is_hopper(limits.compute_capability);
+        !tile.is_ada() || limits.takes_fp8_mma && is_enough
+    };
     // Where memory takes longest, halves are estimated to take the time of whole tiles, but leave multiprocessors for others.
     candidates(problem, limits).filter(is_choice).min_by_key(|tile| {
         (picoseconds(*tile, problem, limits), *tile != Tile::HopperCooperative128x256Halves)

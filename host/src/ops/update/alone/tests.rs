@@ -379,6 +379,7 @@ fn h100() -> Limits {
         max_shared_per_block: 232_448,
         shared_per_multiprocessor: 233_472,
         memory_bandwidth: 0,
+        takes_fp8_mma: true,
     }
 }
 
@@ -440,6 +441,7 @@ fn choices_cover_y_within_the_device() {
         max_shared_per_block: 101_376,
         shared_per_multiprocessor: 102_400,
         memory_bandwidth: 0,
+        takes_fp8_mma: true,
     };
     for limits in [h100(), ada] {
         for dtype in [DType::F16, DType::F32] {
@@ -473,6 +475,7 @@ fn choices_cover_y_within_the_device() {
         max_shared_per_block: 65_536,
         shared_per_multiprocessor: 65_536,
         memory_bandwidth: 0,
+        takes_fp8_mma: true,
     };
     assert_eq!(choose(&problem(100, 100, 100, 8, DType::F16), &turing), None);
 }

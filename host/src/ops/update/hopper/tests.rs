@@ -18,6 +18,7 @@ const H100: Limits = Limits {
     max_shared_per_block: 232_448,
     shared_per_multiprocessor: 233_472,
     memory_bandwidth: 0,
+    takes_fp8_mma: true,
 };
 
 /// Emulated H100s whose asynchronous operations complete late, at once, and at random.

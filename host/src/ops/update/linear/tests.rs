@@ -15,6 +15,7 @@ const H100: Limits = Limits {
     max_shared_per_block: 232_448,
     shared_per_multiprocessor: 233_472,
     memory_bandwidth: 0,
+    takes_fp8_mma: true,
 };
 
 /// What `cargo xtask bench --operation update --variants` measured: an operation, a size and a rank, a way, microseconds.
