@@ -11,9 +11,9 @@ use crate::{ptx, warp};
 /// How the threads that share a row divide its columns into chunks of `PER`.
 ///
 /// If `VECTOR`, a chunk is `PER` neighbouring columns, and every operand has them at a multiple of their size; `PER` divides the number of columns.
-/// Else the chunks of a warp's lanes are neighbours, and the columns of a chunk are as many apart as a warp has lanes: so neighbouring lanes access neighbouring
-/// elements of any alignment, and what is between a chunk's places is known beforehand. Fewer threads than a warp have chunks that lie between each other:
-/// so their number times that of chunks is the number of a warp's lanes.
+/// Else the chunks of a warp's lanes are neighbours, and the columns of a chunk are as many apart as a warp has lanes. So neighbouring lanes access neighbouring
+/// elements of any alignment, and what is between a chunk's places is known beforehand. Fewer threads than a warp have chunks between each other's.
+/// Their number times that of chunks is the number of a warp's lanes.
 #[derive(Clone, Copy)]
 pub struct Columns<const PER: usize, const VECTOR: bool> {
     rank: u32,
