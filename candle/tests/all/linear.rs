@@ -158,6 +158,22 @@ proptest! {
     }
 }
 
+/// Some of its sums of two products are exactly zero.
+#[test]
+fn relu_passes_no_gradient_where_its_argument_is_zero() {
+    let case = Case {
+        leading: vec![3, 65],
+        k: 2,
+        n: 31,
+        dtype: DType::BF16,
+        views: [View::Narrowed, View::Plain],
+        has_bias: false,
+        activation: Activation::Relu,
+        seed: 10034831279879263293,
+    };
+    check(&case).unwrap();
+}
+
 fn check_product(
     [m, k, n]: [usize; 3],
     batch: [Option<usize>; 2],

@@ -16,7 +16,8 @@ use warpsmith_candle::Activation;
 /// An activation by candle's operations.
 pub(crate) fn activated(z: &Tensor, activation: Activation) -> Result<Tensor> {
     match activation {
-        Activation::Relu => z.relu(),
+        // The gradient of candle's own ReLU passes at 0.
+        Activation::Relu => z.mul(&z.gt(0.0)?.to_dtype(z.dtype())?),
         // The gradients of candle's own GELUs have constants of a few digits.
         Activation::GeluErf => z.mul(&(z * std::f64::consts::FRAC_1_SQRT_2)?.erf()?.affine(0.5, 0.5)?),
         Activation::GeluTanh => {
