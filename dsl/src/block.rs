@@ -30,7 +30,7 @@ pub fn thread_rank() -> u32 {
         + thread::thread_idx_x()
 }
 
-/// The indices below `end` that this thread has if the block's threads take them in turns: each is one thread's.
+/// The indices below `end` that this thread has if the block's threads take them round-robin: each is one thread's.
 #[inline(always)]
 pub fn strided(end: usize) -> impl Iterator<Item = usize> {
     let step = size() as usize;

@@ -233,8 +233,8 @@ impl EntryToken {
     }
 }
 
-/// A kernel that asks nothing of its launch but arguments that are what their types say: memory for each slice and matrix, which no other
-/// work touches meanwhile, and which of two arguments only those may share that only read it.
+/// A kernel that asks nothing of its launch but arguments that are what their types say. Each slice and matrix is
+/// memory that no other work touches meanwhile. Two arguments may share memory only if both only read it.
 ///
 /// It has the block, the cluster and the shared memory that it declares. It holds on every grid that the device takes, of one, two or three dimensions, and
 /// for every value and size of its arguments: it traps, or does nothing, where they do not fit each other. So two of its threads touch an element only if

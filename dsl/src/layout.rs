@@ -1,7 +1,7 @@
 //! Which element is where: swizzles, fragments and raster order, as pure functions.
 //!
-//! Nothing here touches the device, so that the tests below can prove each layout on the host: that it is a bijection,
-//! that the accesses it serves are free of bank conflicts, and that the registers hold what the instruction expects.
+//! Nothing here touches the device, so the tests below can prove each layout on the host. They prove that it is a
+//! bijection, that its accesses are free of bank conflicts, and that registers hold what the instruction expects.
 //!
 //! # Rows in shared memory
 //!
@@ -39,7 +39,7 @@ impl Swizzle {
         }
     }
 
-    /// Where the byte at `offset` of the plain tile lies in the swizzled one.
+    /// Where the byte at `offset` of the plain tile is in the swizzled one.
     ///
     /// The tile must start at a multiple of 1024 bytes for this to agree with addresses.
     #[inline(always)]
@@ -204,7 +204,7 @@ pub const fn swizzled_staging_word(row: u32, column: u32) -> u32 {
 /// The word offset of `(row, column)` in a buffer of 8 rows × 16 columns of f32, through which a warp transposes an accumulator
 /// fragment of 16 × 8.
 ///
-/// The two pairs of registers that a quad of lanes has lie in rows of the buffer that would share banks. They are kept apart by
+/// The two pairs of registers that a quad of lanes has are in rows of the buffer that would share banks. They are kept apart by
 /// exchanging halves of a row, and rows, by the bits of the row's number above the lowest.
 #[inline(always)]
 #[must_use]
@@ -215,8 +215,8 @@ pub const fn transposed_fragment_word(row: u32, column: u32) -> u32 {
 /// Columns of a panel.
 pub const PANEL_COLUMNS: u32 = 8;
 
-/// Where chunk `chunk` of row `row` lies in a matrix of `rows` rows that is stored in panels of [`PANEL_COLUMNS`] columns, for elements of
-/// `element_bytes` bytes, 2 or 4; there is a multiple of eight rows.
+/// Where chunk `chunk` of row `row` is in a matrix of `rows` rows that is stored in panels of [`PANEL_COLUMNS`]
+/// columns. Elements have `element_bytes` bytes, 2 or 4. The number of rows is a multiple of eight.
 ///
 /// A panel holds its rows one after the other: eight of them of a 16-bit type are the 128 bytes of an 8×8 matrix, which `ldmatrix`
 /// reads transposed as a B fragment whose columns are the panel's. Panels begin at the same bank, so rows are exchanged by the
@@ -239,8 +239,8 @@ pub const fn panel_chunk(element_bytes: u32, rows: u32, row: u32, chunk: u32, pa
     (panel * rows + row - within + exchanged) * row_bytes + of_row
 }
 
-/// Where chunk `chunk` of row `row` lies in a buffer of 16 rows of 128 bytes, into which a warp puts accumulator fragments rounded to
-/// elements of `element_bytes` bytes, 2 or 4, and which it reads in chunks of a row, or the other way round.
+/// Where chunk `chunk` of row `row` is in a buffer of 16 rows of 128 bytes. A warp puts accumulator fragments there,
+/// rounded to elements of `element_bytes` bytes, 2 or 4, and reads chunks of rows, or the other way round.
 #[inline(always)]
 #[must_use]
 pub const fn staged_chunk(element_bytes: u32, row: u32, chunk: u32) -> u32 {
@@ -248,7 +248,7 @@ pub const fn staged_chunk(element_bytes: u32, row: u32, chunk: u32) -> u32 {
     row * 128 + exchanged * CHUNK_BYTES
 }
 
-/// Where a lane's two columns of row `row` (0 to 15) of accumulator fragment `fragment` lie in such a buffer.
+/// Where a lane's two columns of row `row` (0 to 15) of accumulator fragment `fragment` are in such a buffer.
 #[inline(always)]
 #[must_use]
 pub const fn staged_fragment(element_bytes: u32, lane: u32, row: u32, fragment: u32) -> u32 {
@@ -345,8 +345,8 @@ mod tests {
         check(128);
     }
 
-    /// `ldmatrix` gives register i of lane l the elements 2(l mod 4), +1 of row l / 4 of matrix i; `mma` m16n8k16 wants A
-    /// at row g + 8(r & 1), k = 2t + 8(r >> 1) and B at k = 2t + 8r, column g, with g = l / 4 and t = l mod 4.
+    /// `ldmatrix` gives register i of lane l the elements 2(l mod 4), +1 of row l / 4 of matrix i. With g = l / 4, t =
+    /// l mod 4, `mma` m16n8k16 wants A at row g + 8(r & 1), k = 2t + 8(r >> 1) and B at k = 2t + 8r, column g.
     #[test]
     fn fragments_hold_what_mma_expects() {
         for lane in 0..32 {

@@ -33,7 +33,7 @@
 //! | [`softmax`] | the softmax of rows, and its gradient |
 //! | [`cross_entropy`] | the cross-entropy of rows of logits, and its gradient |
 //! | [`adamw`] | AdamW over many tensors at once |
-//! | [`experts`] | the experts that a token uses, evaluated where they lie |
+//! | [`experts`] | the experts that a token uses, evaluated where they are stored |
 //! | [`launch`] | what the host and the device agree on: parameter types and a kernel's declaration |
 //!
 //! The same source builds for the host, on stable Rust, where it serves type checking, documentation and the typed

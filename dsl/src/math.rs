@@ -87,9 +87,9 @@ pub fn silu_2(x: [f32; 2]) -> [f32; 2] {
 
 /// GELU by its definition, `x · Φ(x)` with the normal distribution's Φ, to 8 u · |x|; 0 for −∞.
 ///
-/// `max(x, 0) − |x| · Φ(−|x|)`. For t ≥ 0, Φ(−t) is 2^(−t²·log₂e / 2) · q·P(q) with q = 1/(1 + 0.39 t), P the polynomial of degree 5 that
-/// fits the scaled complementary error function to 1.6·10⁻⁸ of Φ's range, about a quarter of u, and to a thousandth of Φ(−t) itself up to
-/// t = 7.
+/// `max(x, 0) − |x| · Φ(−|x|)`. For t ≥ 0, Φ(−t) is 2^(−t²·log₂e / 2) · q·P(q) with q = 1/(1 + 0.39 t). P is the
+/// polynomial of degree 5 that fits the scaled complementary error function. It fits to 1.6·10⁻⁸ of Φ's range, about a
+/// quarter of u, and to a thousandth of Φ(−t) itself up to t = 7.
 #[inline(always)]
 #[must_use]
 pub fn gelu_erf(x: f32) -> f32 {
@@ -217,10 +217,10 @@ pub fn gelu_tanh_slope(x: f32) -> f32 {
 
 /// The derivative of [`gelu_erf`], Φ(x) + x φ(x) with the normal distribution's Φ and its density φ, to 12 u; its limits at the infinities.
 ///
-/// With t = |x| it is 1 + g for x ≥ 0, else −g, where g = 2^(−t²·log₂e / 2) · (t/√(2π) − q·P(q)), which has the tail's polynomial of [`gelu_erf`]. The tail, 1/2 at 0, is
-/// off by 15.4 u relatively there, 4 from the power, 8.4 from q, 2 from the polynomial and 1 from the product, and by 1.5 t² u more from the exponent: 7.9 u at
-/// most, since it falls faster than that rises. There t φ(t) is 0; further on it is off by 6 u + 1.5 t² u relatively, less than the tail's error has
-/// fallen by. The distance of the polynomial from what it fits is 0.3 u, two roundings of g 1 u, the last one 1.13 u: together under 11 u.
+/// With t = |x| it is 1 + g for x ≥ 0, else −g, where g = 2^(−t²·log₂e / 2) · (t/√(2π) − q·P(q)), which has the tail's polynomial of [`gelu_erf`]. The tail, 1/2 at
+/// 0, is off by 15.4 u relatively there. That is 4 from the power, 8.4 from q, 2 from the polynomial and 1 from the product. The exponent adds 1.5 t² u to that. All
+/// this is 7.9 u at most, since the tail falls faster than the relative error rises. At 0, t φ(t) is 0; further on it is off by 6 u + 1.5 t² u relatively, less than
+/// the tail's error has fallen by. The distance of the polynomial from what it fits is 0.3 u, two roundings of g 1 u, the last one 1.13 u: together under 11 u.
 #[inline(always)]
 #[must_use]
 pub fn gelu_erf_slope(x: f32) -> f32 {

@@ -220,8 +220,8 @@ impl<L: Loaded, const N: usize> Loaded for [L; N] {
     }
 }
 
-/// Orders what this warp has loaded from shared memory, and stored there, before copies of the copy engine: those that a lane starts when this
-/// has returned, and those of a thread that waits at a barrier where a lane arrives afterwards.
+/// Orders what this warp has loaded from shared memory, and stored there, before copies of the copy engine. A lane
+/// starts them when this has returned, or a thread that waits at a barrier where a lane arrives afterwards.
 ///
 /// # Safety
 ///

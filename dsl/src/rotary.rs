@@ -70,8 +70,8 @@ unsafe impl<T: 'static> KernelParam for RotaryParams<T> {}
 ///
 /// # Safety
 ///
-/// What `p` describes is valid; `length` is not 0. If `PER` is not 1, heads and their turned elements are whole parts that lie at multiples of 16 bytes, and so are the
-/// halves of the turned ones unless pairs are neighbours. What is written overlaps nothing else, but y may be x if their strides are the same.
+/// What `p` describes is valid; `length` is not 0. If `PER` is not 1, heads and their turned elements are whole parts at multiples of 16 bytes. So are
+/// the halves of the turned ones, unless pairs are neighbours. What is written overlaps nothing else, but y may be x if their strides are the same.
 #[inline(always)]
 pub unsafe fn rotate_heads<T: RowElement, const PER: usize>(p: &RotaryParams<T>) {
     // SAFETY: the caller's promise.

@@ -81,7 +81,7 @@ pub fn grid_size() -> usize {
     (blocks * crate::block::size() as u64) as usize
 }
 
-/// The indices below `end` that this thread has if the grid's threads take them in turns: for any number of elements and of threads.
+/// The indices below `end` that this thread has if the grid's threads take them round-robin: for any number of elements and of threads.
 #[inline(always)]
 pub fn indices(end: usize) -> impl Iterator<Item = ThreadIndex> {
     let step = grid_size() as u64;

@@ -2,7 +2,7 @@
 //!
 //! An operand of a matrix product is stored K-major: each row is contiguous along the dimension that the product sums
 //! over. A block copies `ROWS` rows × `ROW_BYTES` bytes of it at a time, in chunks of 16 bytes or smaller words spread over its
-//! threads, into a swizzled tile (see [`layout`](crate::layout)). What lies outside the matrix arrives as zeros, so that the product need
+//! threads, into a swizzled tile (see [`layout`](crate::layout)). What is outside the matrix arrives as zeros, so that the product need
 //! not know of edges.
 
 pub mod registers;
@@ -64,7 +64,7 @@ impl<T: Element> Output<T> {
         self.base.offset(row as u64 * self.stride + column as u64)
     }
 
-    /// Rounds `values` to columns `column`.. of `row` and stores those that lie within the matrix.
+    /// Rounds `values` to columns `column`.. of `row` and stores those that are within the matrix.
     ///
     /// # Safety
     ///
@@ -89,7 +89,7 @@ impl<T: Element> Output<T> {
         }
     }
 
-    /// [`store_4`](Self::store_4), for each of some rows the same columns. The question whether these lie within the matrix stands once.
+    /// [`store_4`](Self::store_4), for each of some rows the same columns. It asks once whether these are within the matrix.
     ///
     /// # Safety
     ///
@@ -201,11 +201,11 @@ pub struct TileLoader<T, A, S> {
     pass_stride: u64,
     /// Offset of the first word in the shared tile.
     to: u32,
-    /// Rows of the operand from this thread's first row on; 0 if that row lies outside.
+    /// Rows of the operand from this thread's first row on; 0 if that row is outside.
     rows_left: u32,
     /// Bytes of a row.
     row_bytes: u32,
-    /// Bytes of a row from this thread's word of the first tile on; negative if the word lies outside.
+    /// Bytes of a row from this thread's word of the first tile on; negative if the word is outside.
     bytes_left: i32,
     /// The logarithm of a word's bytes.
     word_log2: u32,
@@ -213,7 +213,7 @@ pub struct TileLoader<T, A, S> {
 }
 
 impl<T: Stored, A: Access, S: CopyShape> TileLoader<T, A, S> {
-    /// The loader of the tiles of `operand` that start at row `first_row`, which lies within it.
+    /// The loader of the tiles of `operand` that start at row `first_row`, which is within it.
     #[inline(always)]
     #[must_use]
     pub fn new(operand: Operand<T>, first_row: u32) -> Self {

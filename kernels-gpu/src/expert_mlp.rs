@@ -1,4 +1,4 @@
-//! Experts of a token: `y = Σ gate · act(x·u) [· (x·w)] · v` over the hidden units of the experts that the token uses, read where they lie.
+//! Experts of a token: `y = Σ gate · act(x·u) [· (x·w)] · v` over the hidden units of the experts that the token uses, read where they are stored.
 //!
 //! An expert is a row of a table, of which each token names a few: that gather is what takes the time. The rows' format is the instance's,
 //! all else is a parameter, the element type of X and Y too.

@@ -26,8 +26,8 @@ pub type HopperCooperative128x160 = WgmmaTile<[f32; 80], 1, AlongN<Cooperative<2
 /// 256 × 176 outputs by two warpgroups together, in clusters of two blocks along N, which share the longer side of the tile: for a Y that
 /// a tile for each multiprocessor covers, and no smaller tiles do. For epilogues that need no memory, and aligned rows only.
 pub type HopperCooperative256x176 = WgmmaTile<[f32; 88], 2, AlongN<Cooperative<2>, 2>, 4, 2>;
-/// 192 × 176 outputs by three warpgroups together, in clusters of two blocks along N, which share the longer side of the tile:
-/// for operands that are slow to load, and a Y of which other tiles compute more that is outside of it. For epilogues that need no memory, and aligned rows only.
+/// 192 × 176 outputs by three warpgroups together, in clusters of two blocks along N, which share the longer side of the tile. For operands that
+/// are slow to load, and a Y of which other tiles compute more that is outside of it. For epilogues that need no memory, and aligned rows only.
 pub type HopperCooperative192x176 = WgmmaTile<[f32; 88], 1, AlongN<Cooperative<3>, 2>, 4, 2>;
 
 /// Matrices whose columns follow those of X and W.

@@ -1,6 +1,6 @@
 //! New keys and values become those of a cache, at places that the device knows; and where tokens stand.
 //!
-//! The name of an instance tells the type of new keys and values, or how many bits they keep, and `any` that they may lie in any way.
+//! The name of an instance tells the type of new keys and values, or how many bits they keep. `any` says that they may have any layout.
 
 use warpsmith_dsl::attention::cache::{self, Append, AppendParams, Kept, Narrowed, PositionParams, THREADS};
 use warpsmith_dsl::float::{Bf16, F16};

@@ -12,7 +12,7 @@
 //! | [`linear_narrow`] | the same, for many rows of few columns (sm_90 and later) |
 //! | [`linear_dots`] | the same, for few rows of X in f32, without the tensor cores, on sm_80 and later |
 //! | [`linear_skinny`] | the same, for few rows of X or few tiles of Y |
-//! | [`linear_strided`] | the same, for small operands that lie in any way (sm_90 and later) |
+//! | [`linear_strided`] | the same, for small operands with any strides (sm_90 and later) |
 //! | [`linear_sums`] | the second pass of a product that is split along K: adds the parts and applies the epilogue (sm_90 and later) |
 //! | [`linear_joined`] | the same on Hopper, of 16-bit types, where X and W have more columns in other matrices, as those of an update |
 //! | [`linear_modulated`] | the first product of generated updates and their codes, of 16-bit types on Hopper (sm_90a) |

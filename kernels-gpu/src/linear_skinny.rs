@@ -1,9 +1,9 @@
 //! Linear layers on Hopper for few rows of X or few tiles of Y: what [`linear`](mod@crate::linear) computes, in the time that reading
 //! W takes.
 //!
-//! Where there are few tiles of Y, the blocks of a cluster share the sum over K of one, so that enough of them keep the GPU's memory busy.
-//! In each block one warp has X and W copied to shared memory, the others multiply; then the blocks send each other their parts
-//! of the f32 sums, and each applies the epilogue to some rows of the tile and rounds them to Y's type, once.
+//! Where there are few tiles of Y, the blocks of a cluster share the sum over K of one, so that enough of them keep the GPU's
+//! memory busy. In each block one warp has X and W copied to shared memory, the others multiply. Then the blocks send each
+//! other their parts of the f32 sums. Each applies the epilogue to some rows of the tile and rounds them to Y's type, once.
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, Element, F16};

@@ -1,4 +1,4 @@
-//! Linear layers on Hopper of operands that lie in any way: what [`linear`](mod@crate::linear) computes, without copies into rows that can
+//! Linear layers on Hopper of operands with any strides: what [`linear`](mod@crate::linear) computes, without copies into rows that can
 //! be read in chunks.
 //!
 //! A block reads the elements of its rows of X and W one by one, so this is for products that are so small that a launch more would take

@@ -1,9 +1,9 @@
 //! A linear layer and generated low-rank updates of it in one kernel on Hopper: what [`linear_hopper`](mod@crate::linear_hopper)
 //! computes, and `((X V) ⊙ codes) U · scaling` added to its sums.
 //!
-//! It costs a few percent over the layer alone: the columns of V ride along in the products of X and W, and their sums, times the codes
-//! and rounded to X's type, are one operand of a last product before the epilogue. How, says
-//! [`UpdateTile`]. For few rows of X there is a kernel that sums X V in a warp of its own, as
+//! It costs little more than the layer alone. The columns of V ride along in the products of X and W. Their sums, times
+//! the codes and rounded to X's type, are one operand of a last product before the epilogue. [`UpdateTile`] says how.
+//! For few rows of X there is a kernel that sums X V in a warp of its own, as
 //! [`linear_skinny`](mod@crate::linear_skinny) multiplies.
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
@@ -19,8 +19,8 @@ use warpsmith_dsl::{KernelParam, kernel, thread, warp};
 
 use crate::codes::Codes;
 
-/// 128 × 128 outputs by each of two warpgroups in turn, for updates of at most eight ranks together, of which each tile computes all for itself, whatever the launch says of an exchange: for
-/// epilogues that need no memory, and aligned rows only.
+/// 128 × 128 outputs by each of two warpgroups in turn, for updates of at most eight ranks together. Each tile computes
+/// all for itself, whatever the launch says of an exchange. For epilogues that need no memory, and aligned rows only.
 pub type UpdateOwn128x128 = WgmmaUpdateTile<[f32; 64], 2, PingPong, 5, 1, true>;
 /// 128 × 192 outputs by each of two warpgroups in turn, in clusters of two blocks: for epilogues that need no memory, and
 /// aligned rows only.
@@ -57,10 +57,10 @@ pub struct UpdateHopperParams {
 ///
 /// # Safety
 ///
-/// `x`, `w`, `vt` and `u` describe X, W, Vᵀ and U as [`UpdateTile`] asks, `y_boxes` Y if `has_boxes` is 1; `y`, `codes` and the pointers of
-/// `epilogue` are valid for what `p` describes. `exchange` is as [`Exchange`] says, with as many chunks of eight as the codes have ranks;
-/// if H' is exchanged, no row of tiles has fewer tiles than that, and all blocks of the grid are on the chip at the same time. What is
-/// written overlaps nothing else, but that Y may be the epilogue's residual.
+/// `x`, `w`, `vt` and `u` describe X, W, Vᵀ and U as [`UpdateTile`] asks, `y_boxes` Y if `has_boxes` is 1; `y`, `codes`
+/// and the pointers of `epilogue` are valid for what `p` describes. `exchange` is as [`Exchange`] says, with as many
+/// chunks of eight as the codes have ranks. If H' is exchanged, no row of tiles has fewer tiles than that, and all blocks
+/// of the grid are on the chip at once. What is written overlaps nothing else, but that Y may be the epilogue's residual.
 #[kernel(
     family = linear_update_hopper,
     block = [S::THREADS, 1, 1],

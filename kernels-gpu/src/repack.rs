@@ -292,7 +292,7 @@ impl Transposed for Word4 {
     }
 }
 
-/// Where chunk `chunk` of column `column` of a tile lies in shared memory.
+/// Where chunk `chunk` of column `column` of a tile is in shared memory.
 ///
 /// A tile is stored as it is read: 128 bytes of each column, which is 128 bytes of rows. A thread that writes a chunk of a row
 /// reads its elements from as many columns; the eight threads that write 128 bytes of a row read in groups of columns that are a

@@ -36,10 +36,10 @@ mod source;
 /// | `dependent_launch` | whether a launch may begin while those before it run; all its threads wait for them first. No effect before sm_90 | false |
 /// | `instances` | for a generic function: `entry_name = <arguments>`, … | the function itself |
 ///
-/// The values may use the function's generic parameters. For `nvptx64` each instance becomes a PTX entry. For the host the
-/// attribute adds, under the function's name, a type with the same generic parameters that implements
-/// `launch::Kernel` for each instance, and a static `NAME_INSTANCES` with all declarations; the function itself
-/// remains, so that its body is type-checked on stable Rust.
+/// The values may use the function's generic parameters. For `nvptx64` each instance becomes a PTX entry. For the host
+/// the attribute adds a type under the function's name, with the same generic parameters, which implements
+/// `launch::Kernel` for each instance. It also adds a static `NAME_INSTANCES` with all declarations. The function
+/// itself remains, so that its body is type-checked on stable Rust.
 ///
 /// A function that is not `unsafe` is a kernel that its launch cannot harm: then the type implements `launch::SafeKernel` too, and the host launches it
 /// with tensors, checked, without `unsafe`. What such a function promises:
@@ -52,9 +52,9 @@ mod source;
 /// So it is sound only as a kernel. The attribute adds a first parameter, `launch::EntryToken`, for which only the entry has an argument: no other kernel calls
 /// it as if it were a function of its own. A fingerprint of its source stands in the PTX and in the type, and a launch without `unsafe` asks for both to agree.
 ///
-/// The function must return nothing and take parameters that are plain names of types that implement
-/// `launch::KernelParam`, or of references to such types: a launch passes both by value, and for `x: &T` the kernel gets the
-/// place in constant memory where the launch has put the `T`, instead of a copy (sm_70, PTX ISA 7.7).
+/// The function must return nothing. Its parameters must be plain names, of types that implement `launch::KernelParam`
+/// or of references to such types. A launch passes both by value. For `x: &T` the kernel gets the place in constant
+/// memory where the launch has put the `T`, instead of a copy (sm_70, PTX ISA 7.7).
 #[proc_macro_attribute]
 pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()

@@ -60,7 +60,7 @@ pub struct ScoreOperands {
     pub paired: u32,
 }
 
-/// The bias has whole pairs of keys, which lie side by side, and each begins at a multiple of its size.
+/// The bias has whole pairs of keys, which are side by side, and each pair begins at a multiple of its size.
 pub const PAIRED_BIAS: u32 = 1;
 /// The same of the mask.
 pub const PAIRED_MASK: u32 = 2;
@@ -334,7 +334,7 @@ unsafe fn for_each<C: Accumulators>(
     }
 }
 
-/// The same for each pair of neighbouring scores, whose elements lie side by side: with the index of the first, and its element's place. Whether there is one is
+/// The same for each pair of neighbouring scores, whose elements are side by side: with the index of the first, and its element's place. Whether there is one is
 /// the same for both, or the second is behind the last key.
 #[inline(always)]
 fn for_each_pair<C: Accumulators>(

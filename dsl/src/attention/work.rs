@@ -235,8 +235,8 @@ impl Queue {
     }
 }
 
-/// The tile and the head at place `index` of the order: sections of heads, one after the other; of each section the last tiles of all heads first, which
-/// have the most keys where a row attends to those before it.
+/// The tile and the head at place `index` of the order: sections of heads, one after the other. Of each section the
+/// last tiles of all heads come first. These have the most keys where a row attends to those before it.
 #[inline(always)]
 const fn place_in_order(index: u32, tiles: u32, heads: u32, section: u32) -> [u32; 2] {
     // At least 1 all: a division by zero would be a trap.

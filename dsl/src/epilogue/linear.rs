@@ -143,13 +143,13 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
         unsafe { B::load_read_only_if(p.bias.offset(column as u64), inside).to_f32_where_used() }
     }
 
-    /// Whether all of the `N` columns from `at` on lie within the matrix.
+    /// Whether all of the `N` columns from `at` on are within the matrix.
     #[inline(always)]
     fn is_inside<const N: usize>(&self, at: Coord) -> bool {
         at.row < self.rows && at.column + (N as u32) <= self.columns
     }
 
-    /// Whether column `at.column + i` lies within the matrix.
+    /// Whether column `at.column + i` is within the matrix.
     #[inline(always)]
     fn has(&self, at: Coord, i: usize) -> bool {
         at.row < self.rows && at.column + (i as u32) < self.columns
@@ -207,7 +207,7 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
         }
     }
 
-    /// Stores z, as far as it lies within the matrix.
+    /// Stores z, as far as it is within the matrix.
     ///
     /// # Safety
     ///

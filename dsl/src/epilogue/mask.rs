@@ -8,8 +8,8 @@ use crate::ptx;
 /// What a byte is counted up from: an f32 from which on a step is 1, so that the bits of the sum end with the byte.
 const BYTE: f32 = (1 << 23) as f32;
 
-/// Whether each number is above 0, as bits from the lowest on: a byte for the upper row of the first `N` fragments, one for their lower row, and
-/// so on for the next `N`; of one or two times `N` fragments.
+/// Whether each number is above 0, as bits from the lowest on. There is a byte for the upper row of the first `N`
+/// fragments, one for their lower row, and so on for the next `N`. There are one or two times `N` fragments.
 #[inline(always)]
 pub(super) fn bits_above_zero<const N: usize>(fragments: &[[[f32; 4]; N]]) -> u32 {
     const { assert!(2 * N as u32 == u8::BITS, "a byte for each row") };
@@ -32,8 +32,8 @@ pub(super) fn bits_above_zero<const N: usize>(fragments: &[[[f32; 4]; N]]) -> u3
     if fragments.len() > 1 { ptx::prmt(first, second, 0x5410) } else { first }
 }
 
-/// The word number `own` of those whose bits four lanes have: `bits[d]` are those of the lane whose number differs from `own` by the exclusive
-/// or with `d`, a byte for each word, in which the pairs of bits follow each other.
+/// The word number `own` of those whose bits four lanes have. `bits[d]` are those of the lane whose number differs from
+/// `own` by the exclusive or with `d`. There is a byte for each word, in which the pairs of bits follow each other.
 #[inline(always)]
 pub(super) fn word(own: u32, bits: [u32; 4]) -> u32 {
     word_by(own, bits, ptx::prmt)

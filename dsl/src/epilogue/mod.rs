@@ -59,9 +59,9 @@ pub trait Epilogue: Copy {
     ///
     /// # Safety
     ///
-    /// All lanes of the warp call it, with `row` and `columns` of the places that their accumulators have; if `N` is 4, each
-    /// even lane and the one after it have eight neighbouring columns of one row, of which the first is a multiple of 8. No
-    /// other thread has these places. What the epilogue reads and writes is valid for the matrix that it was told.
+    /// All lanes of the warp call it, with `row` and `columns` of the places of their accumulators. If `N` is 4, each
+    /// even lane and the one after it have eight neighbouring columns of one row, the first a multiple of 8. No other
+    /// thread has these places. What the epilogue reads and writes is valid for the matrix that it was told.
     unsafe fn apply<const N: usize>(
         &self,
         at: Coord,
@@ -144,15 +144,15 @@ pub trait Epilogue: Copy {
         }
     }
 
-    /// The matrix of which [`finish_fragments`](Self::finish_fragments) takes a part from its sink, if there is one; it lies as the output does, in rows
-    /// that are whole chunks of 16 bytes, at multiples of as many.
+    /// The matrix of which [`finish_fragments`](Self::finish_fragments) takes a part from its sink, if there is one. It
+    /// has the layout of the output. Its rows are whole chunks of 16 bytes, at multiples of as many.
     #[inline(always)]
     fn input(&self) -> Option<InputRows> {
         None
     }
 
-    /// Reads what [`begin_rows`](Self::begin_rows) needs to know of the four columns from column `column` on, as it lies in memory: who asks
-    /// for it before it is used need not wait for it. An epilogue that leaves all to [`apply`](Self::apply) has nothing to tell.
+    /// Reads what [`begin_rows`](Self::begin_rows) needs to know of the four columns from column `column` on, as it is in memory. Who
+    /// asks for it before it is used need not wait for it. An epilogue that leaves all to [`apply`](Self::apply) has nothing to tell.
     ///
     /// # Safety
     ///
@@ -162,8 +162,8 @@ pub trait Epilogue: Copy {
         [0; 8]
     }
 
-    /// The same of some rows, and of their four columns from column `column` on, which may lie where the output does. Places outside the
-    /// matrix may be asked for.
+    /// The same of some rows, and of their four columns from column `column` on. The memory that it reads may be the
+    /// output's. Places outside the matrix may be asked for.
     ///
     /// # Safety
     ///

@@ -6,7 +6,7 @@
 //! time. The first v are asked for before it is known what they are multiplied with, and those of the next set as soon as half of this
 //! one's are added up: memory is not left idle in between.
 //!
-//! Sums are in f32, in an order that depends on the sizes alone: never on where a row lies.
+//! Sums are in f32, in an order that depends on the sizes alone: never on where a row is.
 
 use core::marker::PhantomData;
 
@@ -51,10 +51,10 @@ pub trait ExpertShape {
     ///
     /// # Safety
     ///
-    /// Every thread of every block of the grid calls it, of a cluster of `p.cluster` blocks for each token, 1 to `CLUSTER`. X and Y are valid for reads and writes of a row of
-    /// `d` and `o` elements for each token, `ids` and `gates` of `experts` for each token; the rows are valid for reads wherever `rows` says that they are, and have
-    /// the format that the type says; nothing else writes any of them meanwhile. Where `CLUSTER` is more than 1, each block's share of a token's units is at
-    /// most `UNITS`.
+    /// Every thread of every block of the grid calls it, of a cluster of `p.cluster` blocks for each token, 1 to `CLUSTER`. X and Y are
+    /// valid for reads and writes of a row of `d` and `o` elements for each token. `ids` and `gates` are valid for reads of `experts`
+    /// elements for each token. The rows are valid for reads wherever `rows` says that they are, and have the format that the type says.
+    /// Nothing else writes any of them meanwhile. Where `CLUSTER` is more than 1, each block's share of a token's units is at most `UNITS`.
     unsafe fn evaluate(
         x: Global<u8>,
         ids: Global<u32>,
@@ -179,9 +179,9 @@ impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const
         }
     }
 
-    /// Puts the elements of x from `first` on into shared memory, up to `chunks` chunks, with zeros past the last; each four in the place
-    /// that is theirs in a chunk among those of all chunks, so that neighbouring lanes read neighbouring fours. What the thread's elements
-    /// add up to.
+    /// Puts the elements of x from `first` on into shared memory, up to `chunks` chunks, with zeros past the last.
+    /// Fours that have the same place in their chunks are stored one after the other, in the order of the chunks. So
+    /// neighbouring lanes read neighbouring fours. The result is what the thread's elements add up to.
     #[inline(always)]
     unsafe fn stage_x(x: u64, p: &ExpertParams, first: u32, chunks: u32) -> f32 {
         let shared = SharedAddress::dynamic().get();
@@ -336,8 +336,8 @@ impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const
         }
     }
 
-    /// Adds up the v of `count` units in the thread's chunk of columns, the first set of which has been [asked](Self::ask_first) for, and puts that
-    /// where it is added up over the threads; adds it to what is there if these are not the first units.
+    /// Adds up the v of `count` units in the thread's chunk of columns, the first set of which has been [asked](Self::ask_first)
+    /// for. It puts that where it is added up over the threads, and adds it to what is there if these are not the first units.
     #[inline(always)]
     unsafe fn combine(p: &ExpertParams, first_chunk: u32, count: u32, is_first: bool, words: &mut Words) {
         let Some((from, mut first, step)) = Self::share(p, first_chunk) else { return };

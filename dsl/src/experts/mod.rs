@@ -1,12 +1,12 @@
-//! Experts of tokens, evaluated where they lie: `y = Σ gate · act(x·u) [· (x·w)] · v` over the hidden units of the experts that a token
-//! uses.
+//! Expert MLPs, evaluated where the experts are stored: `y = Σ gate · act(x·u) [· (x·w)] · v` over the hidden units of
+//! the experts that a token uses.
 //!
-//! There are two ways. A block, or a cluster of blocks, has a token and reads its experts one after the other (`block`): each use of an expert is
-//! a read of its row. Or, for many tokens, the units of a few tokens at a time are sorted by the number of their expert, and all warps of the
-//! device go through the table from its first row to its last at the same time (`sorted`): rows that several tokens use are then in the cache
-//! when they are read again.
+//! There are two ways. A block, or a cluster of blocks, has a token and reads its experts one after the other
+//! (`block`): each use of an expert is a read of its row. Or, for many tokens, the units of a few tokens at a time are
+//! sorted by the number of their expert (`sorted`). All warps of the device go through the table from its first row to
+//! its last at the same time. Rows that several tokens use are then in the cache when they are read again.
 //!
-//! Sums are in f32, in an order that never depends on where a row lies.
+//! Sums are in f32, in an order that never depends on where a row is.
 
 mod block;
 mod format;

@@ -57,9 +57,9 @@ impl ExpertRows {
 
 /// What is computed of a token. A kernel parameter.
 ///
-/// A row is `hidden` units, one after the other. A unit is its vector u, its w if there are gated linear units, its v, each in whole chunks of
-/// 16 bytes of which the rest is zeros; then for formats with scales a chunk, in which one word each stands for the scale and the bias of u,
-/// v and w.
+/// A row is `hidden` units, one after the other. A unit is its vector u, its w if there are gated linear units, and its
+/// v. Each is in whole chunks of 16 bytes of which the rest is zeros. For formats with scales a chunk follows, in which
+/// one word each stands for the scale and the bias of u, v and w.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ExpertParams {

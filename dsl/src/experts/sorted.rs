@@ -1,15 +1,15 @@
 //! Experts of many tokens, in the order of the table.
 //!
-//! A warp has a group of a few tokens, whose hidden units are sorted by the part of the table that their expert is in ([`order_units`]). It goes through
-//! them in this order, with a slice of the columns at a time: first through u (and w), with its tokens' x of these columns in shared memory
-//! ([`SortedShape::products`]), then through v, with its tokens' y there ([`SortedShape::outputs`]). As many warps as the device has room for begin at
-//! the same time, and have about as many units in each part of the table. So they are in about the same part at any time, and a row that a
-//! token of another warp has used is in the level-2 cache: memory is read once for all of them. A token has a few units in each part, which
-//! follow one another: while they do, x and the sums of y are in registers.
+//! A warp has a group of a few tokens, whose hidden units are sorted by the part of the table that their expert is in ([`order_units`]).
+//! It goes through them in this order, with a slice of the columns at a time. First it goes through u (and w), with its tokens' x of these
+//! columns in shared memory ([`SortedShape::products`]). Then it goes through v, with its tokens' y there ([`SortedShape::outputs`]). As
+//! many warps as the device has room for begin at the same time, and have about as many units in each part of the table. So they are in
+//! about the same part at any time, and a row that a token of another warp has used is in the level-2 cache: memory is read once for all
+//! of them. A token has a few units in each part, which follow one another: while they do, x and the sums of y are in registers.
 //!
 //! Nothing waits for another warp, so it is only the time that depends on that. Sums of a product are added up over columns, then over
 //! lanes, then over slices; those of an output over the token's units in the order of parts, of a part in the order of the token's list. So results
-//! depend neither on the tokens of a group, nor on how many there are, nor on where a row lies.
+//! depend neither on the tokens of a group, nor on how many there are, nor on where a row is.
 
 mod order;
 
@@ -103,9 +103,9 @@ pub trait SortedShape {
     ///
     /// # Safety
     ///
-    /// Every thread of a one-dimensional grid of a warp or more for each group calls it. X is valid for reads of rows of `d` elements. `units` and `gates` are
-    /// the lists of [`order_units`], whose rows have the format that the type says; `products` is valid for one number for each of these for each vector of
-    /// a unit, and holds the sums of the slices before this one. Nothing else uses what is written.
+    /// Every thread of a one-dimensional grid of a warp or more for each group calls it. X is valid for reads of rows of `d` elements. `units`
+    /// and `gates` are the lists of [`order_units`], whose rows have the format that the type says. `products` is valid for one number for
+    /// each of these for each vector of a unit. It holds the sums of the slices before this one. Nothing else uses what is written.
     unsafe fn products(
         x: Global<u8>,
         units: Global<u32>,

@@ -1,9 +1,9 @@
 //! The portable main loop: `cp.async` into a ring of swizzled tiles, `ldmatrix`, `mma.sync`; sm_80 and later.
 //!
 //! The ring has `STAGES` slots. While the tensor cores work on one slot, the copies of the next `STAGES` − 1 are in
-//! flight; one barrier for each slot says both that its data have arrived for all threads and that the slot before it is
-//! free again. Within a slot, the fragments of the next k-step are loaded before the products of the current one, across
-//! the slot's end too, so that the tensor cores need not wait for shared memory.
+//! flight. One barrier for each slot says both that its data have arrived for all threads and that the slot before it
+//! is free again. Within a slot, the fragments of the next k-step are loaded before the products of the current one,
+//! across the slot's end too. So the tensor cores need not wait for shared memory.
 //!
 //! [`fp8`](super::fp8) has the products of 8-bit types.
 

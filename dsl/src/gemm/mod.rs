@@ -1,5 +1,5 @@
-//! The matrix product: a block multiplies a tile of rows of A with a tile of rows of B and stores `epilogue(A Bᵀ)`. Rows are
-//! contiguous along K; [`wgmma`] also reads 16-bit operands that are contiguous along the other index ([`Layouts`]), and [`strided`] such as lie in any way.
+//! The matrix product: a block multiplies a tile of rows of A with a tile of rows of B and stores `epilogue(A Bᵀ)`. Rows are contiguous along
+//! K; [`wgmma`] also reads 16-bit operands that are contiguous along the other index ([`Layouts`]), and [`strided`] such as have any strides.
 //!
 //! There are several main loops. What happens between the rows in global memory and the accumulators is their business.
 //!
@@ -10,7 +10,7 @@
 //! | [`update`] | the same as `mma_sync`, with a low-rank update of the product | an [`UpdateShape`](update::UpdateShape) | `run` |
 //! | [`turing`] | sm_75, in the place of `mma_sync` | the same | the same |
 //! | [`turing_update`] | sm_75, in the place of `update` | an [`UpdateShape`](update::UpdateShape) | `run` |
-//! | [`strided`] | operands of 16-bit types that lie in any way | the [`Readers`](strided::Readers) of a tile | [`multiply`](strided::Readers::multiply), [`store`](strided::store) |
+//! | [`strided`] | operands of 16-bit types with any strides | the [`Readers`](strided::Readers) of a tile | [`multiply`](strided::Readers::multiply), [`store`](strided::store) |
 //! | [`wgmma`] | sm_90a | a [`PersistentTile`] | [`load`](PersistentTile::load) in one thread, [`multiply`](PersistentTile::multiply) and a store in others |
 //! | [`split_k`] | sm_90a, few rows of A or few tiles | a [`SplitKTile`] | [`load`](SplitKTile::load) in one warp, [`multiply`](SplitKTile::multiply), [`exchange`](SplitKTile::exchange) and [`store`](SplitKTile::store) in others |
 //! | [`narrow`] | sm_90, many rows of A, few columns of both | – | [`run`](narrow::run) |
@@ -81,16 +81,16 @@ pub trait TileShape: 'static {
     ///
     /// # Safety
     ///
-    /// All threads of the block call it, with the same arguments, in a block of `THREADS` threads with `SHARED_BYTES` bytes
-    /// of dynamic shared memory. The operands are valid for reads and aligned as `A` asks, and nothing writes them while the
-    /// kernel runs; a row has less than 2³¹ bytes; `tile` lies within the output.
+    /// All threads of the block call it, with the same arguments, in a block of `THREADS` threads with `SHARED_BYTES`
+    /// bytes of dynamic shared memory. The operands are valid for reads and aligned as `A` asks, and nothing writes
+    /// them while the kernel runs. A row has less than 2³¹ bytes. `tile` is within the output.
     unsafe fn multiply<T: MmaElement, A: Access>(
         a: Operand<T>,
         b: Operand<T>,
         tile: TileIndex,
     ) -> Self::Accumulators;
 
-    /// Applies `epilogue` to the accumulators, rounds them, and stores those that lie within the output. Those that are not finite are
+    /// Applies `epilogue` to the accumulators, rounds them, and stores those that are within the output. Those that are not finite are
     /// added up again before, as `sums` says.
     ///
     /// # Safety

@@ -1,9 +1,9 @@
 //! Narrow products: many rows of A, few columns of A and few rows of B, such that the time goes into reading A and writing the output.
 //!
-//! Rows of A follow each other without gaps, and so do those of the output: whatever the rows' length, [`ROWS`] rows are one piece of memory
-//! that begins at a multiple of 16 bytes, and the copy engine moves it at once. B is in shared memory all the time, in the order in which
-//! lanes have fragments of it. From there on the warps of a block know nothing of each other: each has a ring of its own for its tiles of
-//! A, holds one tile in registers while it multiplies, and puts the results together where the copy engine stores them from.
+//! Rows of A follow each other without gaps, and so do those of the output. So whatever the rows' length, [`ROWS`] rows are one piece of
+//! memory that begins at a multiple of 16 bytes. The copy engine moves it at once. B is in shared memory all the time, in the order in
+//! which lanes have fragments of it. From there on the warps of a block know nothing of each other. Each has a ring of its own for its
+//! tiles of A, and holds one tile in registers while it multiplies. It puts the results together where the copy engine stores them from.
 
 use crate::barrier::Barrier;
 use crate::epilogue::{ColumnState, Epilogue};

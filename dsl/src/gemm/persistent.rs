@@ -7,7 +7,7 @@ use crate::launch::{KernelParam, TensorMap};
 use crate::ptx::{Accumulators, Wgmma};
 use crate::tile::Output;
 
-/// How the operands of a product lie in memory, chosen when the kernel is launched.
+/// The layout in memory of the operands of a product, chosen when the kernel is launched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Layouts(u32);
@@ -110,9 +110,9 @@ pub type HalfFragment<S> = <<S as PersistentTile>::Fragment as Accumulators>::Ha
 
 /// The shape of a block's tile where warps have different work, and how shared memory, clusters and main loop are arranged.
 ///
-/// Each operand is described by a tensor map of three dimensions with the 128-byte swizzle: K, the rows, the matrices, with boxes of
-/// [`ROW_BYTES`](Self::ROW_BYTES) bytes × [`A_BOX_ROWS`](Self::A_BOX_ROWS) or [`B_BOX_ROWS`](Self::B_BOX_ROWS) rows × 1; or, if it
-/// is MN-major, the rows, K, the matrices, with boxes of 64 × 64 × 1 elements.
+/// Each operand is described by a tensor map of three dimensions with the 128-byte swizzle: K, rows, matrices. Boxes
+/// have [`ROW_BYTES`](Self::ROW_BYTES) bytes × [`A_BOX_ROWS`](Self::A_BOX_ROWS) or [`B_BOX_ROWS`](Self::B_BOX_ROWS)
+/// rows × 1. For an MN-major one they are rows, K, matrices, with boxes of 64 × 64 × 1 elements.
 pub trait PersistentTile: 'static {
     /// Rows of the output tile.
     const BLOCK_M: u32;
@@ -268,8 +268,8 @@ pub trait PersistentTile: 'static {
     ///
     /// # Safety
     ///
-    /// All warps of a consumer call it, for each tile that [`next_tile`](Self::next_tile) gave it and with as many products as are in the steps of
-    /// `load`, but for up to all but one of the last step's; for a half [`multiply_half`](Self::multiply_half).
+    /// All warps of a consumer call it, for each tile that [`next_tile`](Self::next_tile) gave it; for a half
+    /// [`multiply_half`](Self::multiply_half). `products` is as many as are in the steps of `load`, but for up to all but one of the last step's.
     unsafe fn multiply<T: Wgmma<Self::Fragment>>(
         consumer: &mut Self::Consumer,
         layouts: Layouts,
@@ -294,7 +294,7 @@ pub trait PersistentTile: 'static {
     /// All threads of a consumer's warpgroup call it; `epilogue` may be asked for every column of the output.
     unsafe fn columns<E: Epilogue>(epilogue: &E, part: TilePart) -> ColumnCache<E::Column>;
 
-    /// Applies `epilogue` to the accumulators in their registers, rounds them, and stores those that lie within the output, or has the copy
+    /// Applies `epilogue` to the accumulators in their registers, rounds them, and stores those that are within the output, or has the copy
     /// engine do so. The epilogue's code stands once for every accumulator if `UNROLLED`, else once in a loop.
     ///
     /// # Safety
@@ -322,12 +322,12 @@ pub trait PersistentTile: 'static {
     /// if a kernel [may](Self::STORES_ROWS) read it in [`store_rows`](Self::store_rows).
     fn prefetch_rows<O: Element, E: Epilogue>(epilogue: &E, part: TilePart);
 
-    /// Applies `epilogue` to the accumulators, rounds them, and stores those that lie within the output.
+    /// Applies `epilogue` to the accumulators, rounds them, and stores those that are within the output.
     ///
     /// # Safety
     ///
-    /// All threads of a consumer's warpgroup call it with what [`multiply`](Self::multiply) returned for `part`; the output is
-    /// valid for writes and no other block touches this part of it; `epilogue` may be asked for every row and column of the output.
+    /// All threads of a consumer's warpgroup call it with what [`multiply`](Self::multiply) returned for `part`. The output is
+    /// valid for writes and no other block touches this part of it. `epilogue` may be asked for every row and column of the output.
     unsafe fn store_rows<O: Element, E: Epilogue>(
         accumulators: &Self::Accumulators,
         epilogue: &E,

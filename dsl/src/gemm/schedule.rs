@@ -42,8 +42,8 @@ impl TilePart {
 
 /// The tiles that a block works on, in the raster order of [`layout::raster`].
 ///
-/// The blocks of a cluster work on tiles that are neighbours, along M, so that they need the same rows of B, or along N, so that they need
-/// the same rows of A, or both; and each gets the same number of tiles: a tile may lie wholly outside the output.
+/// The blocks of a cluster work on tiles that are neighbours along M, N or both. Along M they need the same rows of B,
+/// along N the same rows of A. Each block gets the same number of tiles: one may be wholly outside the output.
 ///
 /// The last ones may be halves ([`with_halves`](Self::with_halves)). Where the last tiles are too few for all clusters, those with a
 /// tile for each of their blocks would work while the others are idle; of halves there are twice as many, which take half the time.
@@ -108,9 +108,9 @@ impl PersistentTiles {
         Self { height, ..self }
     }
 
-    /// The same tiles with halves at the end, for [`next_part`](Self::next_part): the first `whole` groups of tiles along M in the
-    /// order are computed by a cluster each, as before; each tile of the other groups by a cluster of two blocks, half by half; and
-    /// if `narrow` is 1 and not 0, the last column of tiles comes after them, and only the first half of its columns is computed.
+    /// The same tiles with halves at the end, for [`next_part`](Self::next_part). The first `whole` groups of tiles along M in the
+    /// order are computed by a cluster each, as before. A cluster of two blocks computes each tile of the others, half by half. If
+    /// `narrow` is 1 and not 0, the last column of tiles comes after them, and only the first half of its columns is computed.
     ///
     /// There are fewer than 2³² − the number of blocks such tiles and groups.
     #[inline(always)]

@@ -1,13 +1,13 @@
 //! A main loop for products with few rows of A, whose time is that of reading B, and for products of few tiles; sm_90a.
 //!
-//! It computes the transposed product `B Aᵀ`: 64 rows of B are the rows of a `wgmma`, and the few rows of A its columns, of
-//! which it may have as few as 16. One warp of the block has the copy engine fill two rings, one for each operand. That of B is
-//! the deeper one and holds most of the shared memory: what is under way has to cover the time that the GPU's memory takes to
-//! answer, while A, which all blocks read, comes from the level-2 cache.
+//! It computes the transposed product `B Aᵀ`: 64 rows of B are the rows of a `wgmma`, and the few rows of A its
+//! columns, of which it may have as few as 16. One warp of the block has the copy engine fill two rings, one for each
+//! operand. That of B is the deeper one and holds most of the shared memory. What is under way there has to cover the
+//! time that the GPU's memory takes to answer. A, which all blocks read, comes from the level-2 cache.
 //!
-//! The blocks of a cluster may share the sum over K of one tile. At its end each block has the sums of some rows of the output to
-//! complete: the others send it their parts, as they lie in their registers, to a place of its own in its shared memory. It adds them
-//! in the order of the blocks, so that the result does not depend on which came first.
+//! The blocks of a cluster may share the sum over K of one tile. At its end each block has the sums of some rows of the
+//! output to complete. The others send it their parts, as they are in their registers, to a place of its own in its
+//! shared memory. It adds them in the order of the blocks, so that the result does not depend on which came first.
 
 mod transposed;
 
@@ -59,9 +59,9 @@ impl Share {
 
 /// The shape of a block's tile where the blocks of a cluster share the sum over K.
 ///
-/// Each operand is described by a tensor map of three dimensions, K, the rows and the matrices, with the 128-byte swizzle and boxes of
-/// [`ROW_BYTES`](Self::ROW_BYTES) bytes × [`A_BOX_ROWS`](Self::A_BOX_ROWS) or [`B_BOX_ROWS`](Self::B_BOX_ROWS) rows; an MN-major B by one of
-/// the rows, K and the matrices, with boxes of 64 × 64 elements.
+/// Each operand has a tensor map of three dimensions, K, the rows and the matrices, with the 128-byte swizzle. Boxes
+/// have [`ROW_BYTES`](Self::ROW_BYTES) bytes × [`A_BOX_ROWS`](Self::A_BOX_ROWS) or [`B_BOX_ROWS`](Self::B_BOX_ROWS)
+/// rows. The map of an MN-major B has the rows, K and the matrices, with boxes of 64 × 64 elements.
 pub trait SplitKTile: 'static {
     /// Rows of the output tile.
     const BLOCK_M: u32;
@@ -147,7 +147,7 @@ pub trait SplitKTile: 'static {
     /// All threads that called [`multiply`](Self::multiply) call it once, with what it returned.
     unsafe fn exchange(accumulators: Self::Accumulators);
 
-    /// Applies `epilogue` to the block's rows of the sums, rounds them, and stores those that lie within the output.
+    /// Applies `epilogue` to the block's rows of the sums, rounds them, and stores those that are within the output.
     ///
     /// # Safety
     ///
@@ -168,7 +168,7 @@ pub trait SplitKTile: 'static {
     /// products.
     fn factors(tile: TileIndex, factor: impl Fn(Coord) -> [f32; COLUMNS]) -> [[f32; COLUMNS]; MOST_GROUPS];
 
-    /// Multiplies the block's rows of the sums by their [`factors`](Self::factors), rounds them, and stores those that lie within the output.
+    /// Multiplies the block's rows of the sums by their [`factors`](Self::factors), rounds them, and stores those that are within the output.
     ///
     /// # Safety
     ///

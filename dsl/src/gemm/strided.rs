@@ -1,4 +1,4 @@
-//! Products of 16-bit operands that lie in any way, read element by element; sm_80 and later.
+//! Products of 16-bit operands with any strides, read element by element; sm_80 and later.
 //!
 //! What reads 16 bytes at a time, or 4, needs rows that start at multiples of as many. Here a thread loads single elements, two neighbours
 //! along K at a time, and puts them together in shared memory. All that a tile needs of 128 columns of K is on its way at once: for a small
@@ -88,7 +88,7 @@ struct ElementReader<T> {
 }
 
 impl<T: HalfElement> ElementReader<T> {
-    /// The reader of the tile's rows from `first_row` on, which lies within the operand.
+    /// The reader of the tile's rows from `first_row` on, which is within the operand.
     #[inline(always)]
     fn new(operand: &StridedOperand<T>, first_row: u32) -> Self {
         let thread = thread::thread_idx_x();
@@ -220,7 +220,7 @@ pub struct Readers<T> {
 }
 
 impl<T: MmaElement + HalfElement> Readers<T> {
-    /// The readers of the rows of `a` and of `b` that output tile `tile` needs, which lies within the output. Nothing is read yet.
+    /// The readers of the rows of `a` and of `b` that output tile `tile` needs, which is within the output. Nothing is read yet.
     #[inline(always)]
     #[must_use]
     pub fn new(a: &StridedOperand<T>, b: &StridedOperand<T>, tile: TileIndex) -> Self {

@@ -177,7 +177,7 @@ pub(super) struct RowReader<T, S> {
     last: u32,
     /// Offset of the first chunk in the slot's rows.
     to: u32,
-    /// Bytes of a row from this thread's chunk of the first slot on; negative if the chunk lies outside.
+    /// Bytes of a row from this thread's chunk of the first slot on; negative if the chunk is outside.
     bytes_left: i32,
     kind: PhantomData<(T, S)>,
 }
@@ -188,7 +188,7 @@ impl<T: Element, S: CopyShape> RowReader<T, S> {
         S::PASSES as usize
     };
 
-    /// The reader of the rows of `operand` from `first_row` on, which lies within it.
+    /// The reader of the rows of `operand` from `first_row` on, which is within it.
     #[inline(always)]
     pub(super) fn new(operand: Operand<T>, first_row: u32) -> Self {
         let thread = thread::thread_idx_x();
@@ -209,7 +209,7 @@ impl<T: Element, S: CopyShape> RowReader<T, S> {
 unsafe impl<T: Element, S: CopyShape> SlotReader for RowReader<T, S> {
     type Words = [[u32; 4]; MAX_PASSES];
 
-    /// This thread's chunks. What lies beyond K is zero; rows beyond the last are the last again, for what comes of them is not stored.
+    /// This thread's chunks. What is beyond K is zero; rows beyond the last are the last again, for what comes of them is not stored.
     #[inline(always)]
     unsafe fn read(&self, slot: u32) -> Self::Words {
         let left = self.bytes_left - (slot * S::ROW_BYTES) as i32;

@@ -31,7 +31,7 @@ type Tile = MmaTile<MI, NI, 2, 2, 4, ROW_BYTES>;
 impl<T: UpdateElement> TuringUpdateTile<T> {
     /// Bytes of the rows of one operand in a slot, and of a panel of `H ⊙ S`.
     const ROWS_BYTES: u32 = Tile::BLOCK_M * ROW_BYTES;
-    /// Two slots; the staging buffers of the store lie there too.
+    /// Two slots; the staging buffers of the store are there too.
     const RING_BYTES: u32 = 4 * Self::ROWS_BYTES;
     /// Ranks of a panel.
     const PANEL_RANKS: u32 = ROW_BYTES / T::BYTES;

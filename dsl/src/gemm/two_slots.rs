@@ -1,7 +1,7 @@
 //! A main loop through registers, for rows that the copy engines do not take as they are.
 //!
-//! Two slots of shared memory take turns. While the products of one are made, what the next one needs is on its way to registers, from
-//! where it goes to the other slot; one barrier a slot says that it is complete, and that the one before it is free.
+//! Two slots of shared memory take turns. During the products of one, what the next needs is on its way to registers.
+//! From there it goes to the other slot. A barrier a slot says that it is complete, and the one before it free.
 
 use crate::ptx;
 use crate::shared::SharedAddress;
@@ -56,7 +56,7 @@ pub(super) struct Slots {
 ///
 /// # Safety
 ///
-/// All threads of the block call it, with the same slots, of which two fit the block's memory; the readers may read, and their rows lie within a slot.
+/// All threads of the block call it, with the same slots, of which two fit the block's memory. The readers may read, and their rows are within a slot.
 #[inline(always)]
 pub(super) unsafe fn multiply<A: SlotReader, B: SlotReader, P: SlotProducts>(
     a: &A,

@@ -1,10 +1,10 @@
 //! A matrix product with a low-rank update in one kernel: `X Wᵀ + ((X V) ⊙ S) U`, on the main loop of [`mma_sync`](super::mma_sync).
 //!
-//! V rides along: a slot of the ring holds, behind the rows of X and of W, rows of Vᵀ, and the fragments of X that a warp has
-//! loaded for its part of the product serve `H = X V` too. The warps beside each other in a row of the tile have the same
-//! rows of X, so each takes its share of them for H. When K is used up, `H ⊙ S` is rounded to the operands' type and put
-//! into shared memory, where it is the left operand of a few more k-steps; their right operand, rows of U, comes through the ring
-//! after the last of W.
+//! V rides along: a slot of the ring holds, behind the rows of X and of W, rows of Vᵀ. The fragments of X that a warp
+//! has loaded for its part of the product serve `H = X V` too. The warps beside each other in a row of the tile have
+//! the same rows of X, so each takes its share of them for H. When K is used up, `H ⊙ S` is rounded to the operands'
+//! type and put into shared memory. There it is the left operand of a few more k-steps. Their right operand, rows of U,
+//! comes through the ring after the last of W.
 //!
 //! The registers hold the part of H for `RIDE` · 8 ranks. Of more ranks the rest comes first, `RIDE` · 8 at a time, in passes over K that
 //! read X again and leave W alone. Shared memory keeps all of `H ⊙ S` while the block goes along a row of tiles, so that only the
@@ -70,7 +70,7 @@ pub trait UpdateShape<T: UpdateElement>: 'static {
     ///
     /// All threads of the block call it, with the same arguments, in a block of `THREADS` threads with `SHARED_BYTES` bytes of dynamic
     /// shared memory. The operands are valid for reads, with aligned rows of less than 2³¹ bytes; there are at most `MAX_RANK` ranks;
-    /// nothing writes the operands while the kernel runs. The tiles lie within the output, which is valid for writes and which
+    /// nothing writes the operands while the kernel runs. The tiles are within the output, which is valid for writes and which
     /// no other block touches there. `epilogue` may be asked for every column of it, `scale` for every row of X and every rank.
     unsafe fn run<O: Element, E: Epilogue, S: Fn(u32) -> f32>(
         operands: &UpdateOperands<T>,

@@ -8,11 +8,11 @@
 //! [`PingPong`]: two consumers have a tile each and take turns with the tensor cores, so that the epilogue of one runs under the
 //! products of the other.
 //!
-//! A stage holds 128 bytes of each row of A and of B, or for an operand whose columns are contiguous (16-bit types) panels of 64
-//! rows × 64 indices along K; both in the 128-byte swizzle, as the copy engine writes it and `wgmma` reads it. In a cluster,
-//! the blocks' tiles are neighbours: those along M need the same rows of B, those along N the same rows of A, of which each block fetches a
-//! share and sends it to all. The last tiles of a launch may be the work of a cluster each, whose blocks have half of the columns: then it is the rows of A that
-//! are common, which the blocks fetch in turns.
+//! A stage holds 128 bytes of each row of A and of B. Of an operand whose columns are contiguous (16-bit types) it holds
+//! panels of 64 rows × 64 indices along K. Both are in the 128-byte swizzle, as the copy engine writes it and `wgmma`
+//! reads it. In a cluster, the blocks' tiles are neighbours. Those along M need the same rows of B, those along N the same
+//! rows of A. Each block fetches a share of these and sends it to all. The last tiles of a launch may be the work of a
+//! cluster each, whose blocks have half of the columns. Then the rows of A are common, and the blocks fetch them in turn.
 //!
 //! While the tensor cores work on one stage, the consumers issue the products of the next; a stage is given back when the
 //! products after it have been issued and its own have completed.

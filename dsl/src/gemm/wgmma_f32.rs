@@ -198,13 +198,13 @@ pub trait SplitTile: 'static {
     /// All multipliers of the block call it, for each of the loader's calls and with as many steps.
     unsafe fn multiply(multiplier: &mut Self::Multiplier, steps: u32) -> Self::Accumulators;
 
-    /// Applies `epilogue` to the accumulators, rounds them, and stores those that lie within the output. Those that are not finite are
+    /// Applies `epilogue` to the accumulators, rounds them, and stores those that are within the output. Those that are not finite are
     /// added up again before, as `sums` says.
     ///
     /// # Safety
     ///
-    /// All multipliers call it with what [`multiply`](Self::multiply) returned for `tile`; the output is valid for writes and no
-    /// other block touches this tile of it; `epilogue` may be asked for every row and column of the output, `sums` for every element.
+    /// All multipliers call it with what [`multiply`](Self::multiply) returned for `tile`. The output is valid for writes and no
+    /// other block touches this tile of it. `epilogue` may be asked for every row and column of the output, `sums` for every element.
     unsafe fn store<O: Element, E: Epilogue>(
         accumulators: Self::Accumulators,
         sums: &impl Sums,
@@ -221,8 +221,8 @@ pub trait SplitTile: 'static {
     unsafe fn finish(loader: Self::Loader);
 }
 
-/// A tile of `CONSUMERS` warpgroups × 64 rows and `PARTS` × as many columns as the accumulators `C` are for, over a ring of
-/// `RAW` stages of A and B and one of `SMALL` stages of the small parts of B, in clusters of `CLUSTER` blocks.
+/// A tile of `CONSUMERS` warpgroups × 64 rows and `PARTS` × as many columns as the accumulators `C` are for. It has a
+/// ring of `RAW` stages of A and B, and one of `SMALL` stages of the small parts of B. Clusters have `CLUSTER` blocks.
 pub struct WgmmaF32Tile<
     C,
     const PARTS: usize,

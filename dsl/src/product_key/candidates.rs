@@ -1,9 +1,9 @@
 //! Which scores can be among a row's best, and their order.
 //!
-//! Of a row's scores of a chunk of sub-keys, each lane of each warp has a few. The largest of each such group, of all chunks so far, are put where all
-//! warps see them: the k-th largest of these is a bound below which no score is wanted, and not many more than k are above it. Each
-//! lane compares its scores with it, all of them without a branch, and adds those that are left to the row's candidates. At the end the candidates' places among
-//! each other are counted. Nothing here depends on the order in which they were added.
+//! Of a row's scores of a chunk of sub-keys, each lane of each warp has a few. The largest of each such group, of all chunks so far,
+//! are put where all warps see them. The k-th largest of these is a bound below which no score is wanted, and not many more than k are
+//! above it. Each lane compares its scores with it, all of them without a branch, and adds those that are left to the row's candidates.
+//! At the end the candidates' places among each other are counted. Nothing here depends on the order in which they were added.
 
 use super::element::QUERY_FRAGMENTS;
 use super::scores::Scores;
@@ -21,11 +21,11 @@ pub(super) const SCORE_BYTES: u32 = ROOM * 4;
 pub(super) const COLUMN_BYTES: u32 = ROOM * 2;
 /// Rows that a lane has scores of in the fragments of 32 rows: every eighth.
 const LANE_ROWS: usize = 2 * QUERY_FRAGMENTS;
-/// Bytes between the scores that a lane writes at a time: all lanes' lie between.
+/// Bytes between the scores that a lane writes at a time: those of all lanes are between.
 const FOUR_BYTES: u32 = warp::SIZE * 16;
 const _: () = assert!(LANE_ROWS * KEY_FRAGMENTS == 16 && RING_BYTES >= 8 * FOUR_BYTES);
 
-/// Bytes of a row of groups' maxima of so many warps: a word of each four lanes and four more, so that those of eight rows lie in different banks.
+/// Bytes of a row of groups' maxima of so many warps: a word of each of four lanes a warp, and four more. So those of eight rows are in different banks.
 pub(super) const fn maxima_row(warps: u32) -> u32 {
     (warps * 4 + 4) * 4
 }

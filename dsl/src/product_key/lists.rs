@@ -102,16 +102,16 @@ unsafe fn put(entry: Entry, place: u32, list: u32, k: u32) {
     }
 }
 
-/// Merges lists of two halves: of each the `parts` lists, a power of two, of `count` entries, at most 32, that lie behind each other at `of` give the list at `to`, which has
-/// room for 32.
+/// Merges lists of two halves. Each half has `parts` lists, a power of two, of `count` entries, at most 32, which are
+/// behind each other at `of`. They give the half's list at `to`, which has room for 32.
 ///
 /// Those that are not below a bound are compared with each other: a list's k-th entry is one, and so is the least of the lists' entries of which each list
 /// has its part of k. If they are more than 32, each is looked for in the other lists.
 ///
 /// # Safety
 ///
-/// All lanes of the warp call it; the lists are sorted and visible to it, those of the second half lie behind those of the first, and there are k
-/// entries or more that are not 0. The new lists are this warp's.
+/// All lanes of the warp call it. The lists are sorted and visible to it, those of the second half are behind those of
+/// the first. There are k entries or more that are not 0. The new lists are this warp's.
 #[inline(always)]
 pub(super) unsafe fn merge(places: &Places, of: u32, [parts, count]: [u32; 2], to: u32, k: u32) {
     const HALF_BYTES: u32 = warp::SIZE * 8;

@@ -1,11 +1,11 @@
 //! Product-key retrieval: for each row of queries the k best of n² experts, whose scores are sums of two scores of n sub-keys, and
 //! what each of them counts.
 //!
-//! A block has 32 or 64 rows of queries. It normalises them, multiplies each half with all sub-keys of that half, 32 for each warp at a time, and keeps the k
-//! best of each row: of scores in registers, those that a bound does not rule out become candidates, which are sorted at the end. Of the sums of these it
-//! keeps the k best again. So no score leaves the block. The blocks of a cluster share the
-//! sub-keys: each has a half of the queries, and a part of that half's sub-keys if they are more than two. What they have kept they
-//! send each other, and each goes on with some of the rows.
+//! A block has 32 or 64 rows of queries. It normalises them and multiplies each half with all sub-keys of that half, 32
+//! for each warp at a time. It keeps the k best of each row. Of scores in registers, those that a bound does not rule
+//! out become candidates, and are sorted at the end. Of the sums of these it keeps the k best again. So no score leaves
+//! the block. The blocks of a cluster share the sub-keys: each has a half of the queries, and a part of that half's
+//! sub-keys if they are more than two. What they have kept they send each other, and each goes on with some of the rows.
 
 // Loops over rows and registers index several arrays by constants: an iterator of each by value would be an array in local memory.
 #![allow(clippy::needless_range_loop)]
@@ -84,8 +84,8 @@ pub trait ProductKeyShape {
 
     /// Finds the `k` best experts of each row of queries, best first, of equal ones that of the lowest id, and their gates.
     ///
-    /// q is row-major and without gaps: a row of 2 · `half` columns for each token and head, heads first. `row_step` is 1 where all
-    /// heads share the sub-keys, and the grid has a block, or the blocks of a cluster, for each `ROWS` rows along x; else it is the number of heads, and the grid
+    /// q is row-major and without gaps: a row of 2 · `half` columns for each token and head, heads first. `row_step` is 1 where all heads share the
+    /// sub-keys. Then the grid has a block, or the blocks of a cluster, for each `ROWS` rows along x. Else `row_step` is the number of heads. Then the grid
     /// has as many along x for each `ROWS` tokens, and one along y for each head. Where clusters take several rows in turn, the grid may have fewer along x.
     ///
     /// # Safety

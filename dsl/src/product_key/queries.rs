@@ -125,7 +125,7 @@ impl Queries {
         loaded
     }
 
-    /// The lane's sums over all features of rows, to which `add` adds one that is there or a 0 that is not; `begin` has the first.
+    /// The lane's sums over all features of rows. `add` adds a feature, or a 0 where there is none; `begin` has the first.
     ///
     /// # Safety
     ///

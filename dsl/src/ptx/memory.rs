@@ -2,8 +2,8 @@
 //!
 //! # Safety
 //!
-//! For every function of this module: the address is valid for an access of the type's size, aligned to it, lies in the
-//! space that the name says, and no other thread writes it (for a load) or touches it (for a store) unordered.
+//! For every function of this module: the address is valid for an access of the type's size and aligned to it. It is in
+//! the space that the name says. No other thread writes it (for a load) or touches it (for a store) unordered.
 
 /// The address of the block's dynamic shared memory: `mov.u32 r, dynamic_shared`.
 ///

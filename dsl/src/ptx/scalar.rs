@@ -2,9 +2,9 @@
 //!
 //! # Safety
 //!
-//! For every load, store and atomic of this module: the address is valid for an access of the type's size, aligned to it, and lies in the
-//! space that the name says. No other thread writes it (for a load) or touches it (for a store) unordered; for an atomic, all who touch
-//! the place meanwhile do it atomically.
+//! For every load, store and atomic of this module: the address is valid for an access of the type's size and aligned
+//! to it. It is in the space that the name says. No other thread writes it (for a load) or touches it (for a store)
+//! unordered. For an atomic, all who touch the place meanwhile do it atomically.
 
 macro_rules! loads_and_stores {
     ($($size:literal $class:ident $value:ty: $load:ident $load_nc:ident $store:ident $load_shared:ident $store_shared:ident;)*) => { $(

@@ -2,7 +2,7 @@
 //!
 //! All of it needs PTX ISA 8.0 and sm_90. A [`TensorMap`](crate::launch::TensorMap) describes the tensor, the box and the swizzle
 //! in shared memory; an instruction names the map by its address and gives the coordinates of the box's first element, the
-//! innermost first. What of a box lies outside the tensor is read as zeros and is not written.
+//! innermost first. The part of a box outside the tensor is read as zeros and is not written.
 //!
 //! A load completes at an mbarrier, counting its bytes there, those outside the tensor too. Stores complete in groups of the
 //! issuing thread, as `cp.async` does.

@@ -44,7 +44,7 @@ pub unsafe fn wgmma_wait_group<const PENDING: u32>() {
     unsafe { instruction!("wgmma.wait_group.sync.aligned {};", const PENDING, options(nostack)) }
 }
 
-/// How the rows of a matrix lie in shared memory, as `wgmma` is told of it: a 64-bit descriptor.
+/// How the rows of a matrix are stored in shared memory, as `wgmma` is told of it: a 64-bit descriptor.
 ///
 /// Bits 0–13 are the address, 16–29 the leading byte offset, 32–45 the stride byte offset, each in units of 16 bytes; bits 62–63
 /// are the swizzle.

@@ -1,9 +1,9 @@
 //! `wgmma` with A in registers. PTX ISA 8.0, sm_90a.
 //!
-//! What [`wgmma`](super::wgmma) says of fences, groups and accumulators holds here, too. A matrix A in registers is held as `mma`
-//! holds it, 16 rows by each warp: with g = lane / 4 and t = lane mod 4, register 0 has columns 2t and 2t + 1 of row g, register 1 those
-//! of row g + 8, registers 2 and 3 the columns eight further on. The accumulators of eight columns, rounded and packed in pairs, lie as
-//! registers 0 and 1 or as registers 2 and 3 do.
+//! What [`wgmma`](super::wgmma) says of fences, groups and accumulators holds here, too. A matrix A in registers is
+//! held as `mma` holds it, 16 rows by each warp. With g = lane / 4 and t = lane mod 4, register 0 has columns 2t and
+//! 2t + 1 of row g. Register 1 has those of row g + 8. Registers 2 and 3 have the columns eight further on. The
+//! accumulators of eight columns, rounded and packed in pairs, have the layout of registers 0 and 1 or 2 and 3.
 
 use super::wgmma::{Accumulators, MatrixDescriptor, Wgmma, for_columns, product};
 use crate::float::{Bf16, F16};

@@ -1,4 +1,4 @@
-//! Chunks of operands of any type as they lie, so that a thread can load all of them before it waits for one.
+//! Chunks of operands of any type as memory holds them, so that a thread can load all of them before it waits for one.
 
 // Registers are indexed by constants: an iterator over several arrays at once might put them in memory.
 #![allow(clippy::needless_range_loop, clippy::manual_memcpy)]

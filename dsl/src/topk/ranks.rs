@@ -58,7 +58,7 @@ pub unsafe fn store_entry(at: u32, entry: Entry) {
 /// Entries that are read at a time.
 const READ: u32 = 4;
 
-/// How many of the `count` entries at `at` are above each of the lane's own `N`, of each of `LISTS` lists that lie `stride` bytes apart.
+/// How many of the `count` entries at `at` are above each of the lane's own `N`, of each of `LISTS` lists `stride` bytes apart.
 ///
 /// # Safety
 ///
@@ -92,7 +92,7 @@ pub unsafe fn ranks<const LISTS: usize, const N: usize>(
     ranks
 }
 
-/// How many of a warp's entries are above each lane's own, for each of `LISTS` lists of up to 32 entries, one a lane: lanes below `counts` have one. Their keys lie in shared memory too, those
+/// How many of a warp's entries are above each lane's own, for each of `LISTS` lists of up to 32 entries, one a lane: lanes below `counts` have one. Their keys are in shared memory too, those
 /// of a list at `at` + its number · `stride`.
 ///
 /// Keys alone are compared. Where some are equal, which the places tell, the entries are.

@@ -41,12 +41,6 @@ const PRIVATE: [(&str, &str); 18] = [
 /// Such phrases of pages and READMEs alone.
 const PRIVATE_OF_PAGES: [(&str, &str); 1] = [("copy engine", "TMA")];
 
-/// Parts of the repository with so many known complaints. The number may fall and not rise.
-///
-/// The PTX records a hash of the device code, and the table of mutants its lines. So its comments are mended when the kernels
-/// are compiled anyway.
-const KNOWN: [(&str, usize); 2] = [("dsl/", 122), ("kernels-gpu/src/", 11)];
-
 /// A place in a file, and what is wrong there.
 #[derive(Debug, PartialEq)]
 struct Complaint {
@@ -66,17 +60,7 @@ pub(super) fn complaints(root: &Path) -> Result<Vec<String>> {
         let shown = path.strip_prefix(root).unwrap_or(&path).display();
         found.extend(complaints.iter().map(|Complaint { line, what }| format!("{shown}:{line}: {what}")));
     }
-    Ok(beyond_known(found, &KNOWN))
-}
-
-/// The complaints without those of each part that has no more than are known.
-fn beyond_known(mut found: Vec<String>, known: &[(&str, usize)]) -> Vec<String> {
-    for (part, most) in known {
-        if found.iter().filter(|complaint| complaint.starts_with(part)).count() <= *most {
-            found.retain(|complaint| !complaint.starts_with(part));
-        }
-    }
-    found
+    Ok(found)
 }
 
 /// The pages and sources that are looked at.
@@ -263,7 +247,7 @@ fn words(sentence: &str) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{beyond_known, complaints, of_comments, of_page, sentences};
+    use super::{complaints, of_comments, of_page, sentences};
     use crate::workspace_root;
 
     /// A sentence of this many words.
@@ -336,15 +320,6 @@ mod tests {
     fn some_words_are_private_in_pages_alone() {
         assert_eq!(of_page("The copy engine stores it.").len(), 1);
         assert_eq!(of_comments("/// The copy engine stores it.\n"), []);
-    }
-
-    #[test]
-    fn known_complaints_may_fall_and_not_rise() {
-        let found = |count: usize| vec!["part/a.rs:1: long".to_owned(); count];
-        let known = [("part/", 2)];
-        assert!(beyond_known(found(2), &known).is_empty() && beyond_known(found(1), &known).is_empty());
-        assert_eq!(beyond_known(found(3), &known).len(), 3);
-        assert_eq!(beyond_known(vec!["other/a.rs:1: long".to_owned()], &known).len(), 1);
     }
 
     #[test]

@@ -17,7 +17,7 @@ const TURN_ROWS: u32 = THREADS / ROW_CHUNKS;
 ///
 /// # Safety
 ///
-/// All threads of the block call it. The rows that are there are valid for reads of `columns` elements.
+/// All threads of the block call it. The first `count` rows are valid for reads of `columns` elements.
 #[inline(always)]
 pub(in crate::attention) unsafe fn copy<E: Stored>(
     to: SharedAddress,

@@ -17,7 +17,7 @@ const BATCH: usize = 2;
 /// Bytes of a line of the level-2 cache.
 const LINE_BYTES: u32 = 128;
 
-/// Applies `epilogue` to a warp's accumulators of several times 64 rows, rounds them, and stores those that lie within the
+/// Applies `epilogue` to a warp's accumulators of several times 64 rows, rounds them, and stores those that are within the
 /// output. The epilogue's code stands once for a batch of rows of a lane, and what it reads of the next ones is on its way meanwhile.
 ///
 /// # Safety

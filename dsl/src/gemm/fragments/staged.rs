@@ -114,7 +114,7 @@ macro_rules! half_output {
 half_output!(F16);
 half_output!(Bf16);
 
-/// Stores a box that lies in shared memory at `from`, with its first element at `first` of the output: what of it lies within.
+/// Stores a box in shared memory at `from`, with its first element at `first` of the output: the part of it that is within.
 ///
 /// # Safety
 ///
@@ -145,8 +145,8 @@ pub(super) unsafe fn store_chunks<O: Element>(
     }
 }
 
-/// Has lanes copy the box with its first element at `first`, of a matrix of elements `O`, to shared memory at `to`: what of it lies within, and zeros. When
-/// a lane's copies of its group, which this closes, and those of all lanes have completed, the box is there.
+/// Has lanes copy a box of a matrix of elements `O` to shared memory at `to`, with zeros for what is outside. Its first element
+/// is at `first`. When a lane's copies of its group, which this closes, and those of all lanes have completed, the box is there.
 ///
 /// # Safety
 ///

@@ -33,7 +33,7 @@ impl<T: LowRankElement> Chunks<T> {
         }
     }
 
-    /// Whether the chunks of rows that there are lie within Y, at multiples of 16 bytes.
+    /// Whether the chunks of existing rows are within Y, at multiples of 16 bytes.
     #[inline(always)]
     pub(super) fn are_whole(&self) -> bool {
         self.aligned && self.columns.saturating_sub(self.column) >= Self::COLUMNS

@@ -26,7 +26,7 @@ pub struct RankColumn {
 impl RankColumn {
     /// Bytes in shared memory.
     pub(super) const BYTES: u32 = 24;
-    /// Where the scaling lies in it.
+    /// Where the scaling is in it.
     pub(super) const SCALING_AT: u32 = 20;
 
     /// Puts it into shared memory.

@@ -5,7 +5,7 @@ use crate::layout::CHUNK_BYTES;
 use crate::ptx;
 use crate::tile::Operand;
 
-/// A row-major matrix in global memory whose rows are copied in chunks of 16 bytes, with zeros for what lies outside.
+/// A row-major matrix in global memory whose rows are copied in chunks of 16 bytes, with zeros for what is outside.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
     /// The first element.

@@ -2,7 +2,7 @@
 //!
 //! A block works through tiles of a few rows. All that it copies goes through one ring of `cp.async` stages, tile after tile: slices of X and
 //! of V along K, then slices of U along the columns of Y. So the next tile's rows are on their way while this tile's are
-//! stored. The accumulators of the first product, times the codes, are the A fragments of the second as they lie in their registers.
+//! stored. The accumulators of the first product, times the codes, are the A fragments of the second as their registers hold them.
 //!
 //! Where V and U fit the ring's room for them, they are copied once, after the first rows of X, and stay.
 //!
@@ -103,7 +103,7 @@ pub trait LowRankShape: 'static {
         stage: &Stage,
     );
 
-    /// Computes the stage's columns of the product with U, adds what Y holds if `add`, rounds, and stores what lies within Y. Sums of
+    /// Computes the stage's columns of the product with U, adds what Y holds if `add`, rounds, and stores what is within Y. Sums of
     /// parts of f32 numbers that are not finite are added up again before.
     ///
     /// # Safety

@@ -1,9 +1,9 @@
 //! Low-rank updates whose V and U fit the registers of a block's warps: nothing but the sums of the first product goes through shared memory.
 //!
-//! Each warp has a part of K and the same part of the columns of Y. A lane reads 16 bytes of a row of X at a time, eight elements of K, and
-//! takes them for the elements of two k-steps that its place in the fragments of A asks for: a product does not depend on the order of K,
-//! as long as the rows of V are in the same. Likewise, the columns of U are in such an order that the eight results of a lane in a row,
-//! of four fragments, are 16 bytes of Y. The rows of the next tile are on their way as soon as this tile's have been multiplied.
+//! Each warp has a part of K and the same part of the columns of Y. A lane reads 16 bytes of a row of X at a time, eight elements of K.
+//! It takes them for the elements of two k-steps that its place in the fragments of A asks for. A product does not depend on the order
+//! of K, as long as the rows of V are in the same. Likewise, the columns of U are in such an order that the eight results of a lane in
+//! a row, of four fragments, are 16 bytes of Y. The rows of the next tile are on their way as soon as this tile's have been multiplied.
 
 use core::marker::PhantomData;
 

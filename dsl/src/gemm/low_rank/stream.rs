@@ -1,7 +1,7 @@
 //! The ring that the operands of a block's tiles come through.
 //!
-//! A block's X always does. V and U do where they are too large to stay; where they stay, they are copied once, U too, so that the ring is of X
-//! alone, and the rows of the next tiles are on their way at once.
+//! A block's X always does. V and U do where they are too large to stay. Where they stay, they are copied once, U too.
+//! Then the ring is of X alone, and the rows of the next tiles are on their way at once.
 //!
 //! Where the warps of a block have different parts of K and of the columns, each copies what it reads itself, and waits for nobody else.
 

@@ -41,10 +41,10 @@ unsafe fn any_of_fragment(&[a, b, c, d]: &[f32; 4]) -> bool {
     unsafe { any_lane(is_not_finite(a) | is_not_finite(b) | is_not_finite(c) | is_not_finite(d)) }
 }
 
-/// How a block's warps share a tile, for up to 8 · `N` rank coordinates: `WARPS_M` groups of warps with 16 rows each, in each
-/// `WARPS_K` warps that share the first product's sums and the second one's columns; a ring of `STAGES`, and room for `PANELS` stages'
-/// parts of V and U. The blocks of a cluster of
-/// `SPLIT` share the sums of one tile, and each has columns of its own. `BLOCKS` blocks fit a multiprocessor.
+/// How a block's warps share a tile, for up to 8 · `N` rank coordinates. There are `WARPS_M` groups of warps with 16
+/// rows each. Each group has `WARPS_K` warps that share the first product's sums and the second one's columns. There is
+/// a ring of `STAGES`, and room for `PANELS` stages' parts of V and U. The blocks of a cluster of `SPLIT` share the
+/// sums of one tile, and each has columns of its own. `BLOCKS` blocks fit a multiprocessor.
 pub struct LowRankTile<
     const N: usize,
     const WARPS_M: u32,

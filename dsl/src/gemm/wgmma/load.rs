@@ -173,7 +173,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     }
 
     /// [`load`](PersistentTile::load) of half a tile's columns. The blocks of the cluster share the rows of one operand, which they
-    /// fetch in turns, a stage each, and send to all.
+    /// fetch in turn, a stage each, and send to all.
     ///
     /// # Safety
     ///

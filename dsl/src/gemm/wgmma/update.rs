@@ -1,18 +1,18 @@
 //! A product that a generated low-rank update is added to, `A Bᵀ + ((A V) ⊙ codes) U`, at a few percent over the product alone.
 //!
-//! Eight columns of V, a *chunk*, ride along in the products of a tile: behind the tile's rows of B a stage has eight rows of Vᵀ, and
-//! the instructions are eight columns wider. That reads A once for both. The eight columns' sums, multiplied by the codes and
-//! rounded, are H'; in their registers they lie as an operand A of `wgmma` does. One product more, of H' and rows of U, adds the
-//! update to the tile's sums before the epilogue.
+//! Eight columns of V, a *chunk*, ride along in the products of a tile: behind the tile's rows of B a stage has eight
+//! rows of Vᵀ, and the instructions are eight columns wider. That reads A once for both. The eight columns' sums,
+//! multiplied by the codes and rounded, are H'. In their registers they have the layout of an operand A of `wgmma`. One
+//! product more, of H' and rows of U, adds the update to the tile's sums before the epilogue.
 //!
-//! With one chunk each tile may compute its own H'. Else each chunk is computed by one tile of every row of tiles, the one whose index
-//! along N is the chunk's, and the tiles of the row exchange them through global memory: each warp needs the H' of its own
-//! rows only, and each lane just the registers that the same lane of another block had. A counter for each warp's rows says how many
-//! chunks are there.
+//! With one chunk each tile may compute its own H'. Else each chunk is computed by one tile of every row of tiles, the
+//! one whose index along N is the chunk's. The tiles of the row exchange them through global memory. Each warp needs
+//! the H' of its own rows only, and each lane just the registers that the same lane of another block had. A counter for
+//! each warp's rows says how many chunks are there.
 //!
-//! The tiles that compute chunks come first in their group of the raster order. A tile waits for the chunks of its own row of tiles
-//! only, and if there are at least as many clusters as chunks of a group of rows, all on the chip at the same time, then no cluster
-//! has two tiles that compute chunks of a group: by induction over the order, every chunk is computed.
+//! The tiles that compute chunks come first in their group of the raster order. A tile waits for the chunks of its own
+//! row of tiles only. Let there be at least as many clusters as chunks of a group of rows, all on the chip at once.
+//! Then no cluster has two tiles that compute chunks of a group: by induction over the order, every chunk is computed.
 //!
 //! The rows of U come by way of the copy engine to where a consumer stages its outputs later, or, in tiles that always compute H for themselves, to a
 //! place beside.

@@ -32,7 +32,7 @@ const fn staging_word(row: u32, column: u32) -> u32 {
     row * STRIP_COLUMNS + (column ^ ((row % 4) * 8))
 }
 
-/// Applies `epilogue` to the accumulators of a warp, whose first row and column are `first`, rounds them, and stores those that lie
+/// Applies `epilogue` to the accumulators of a warp, whose first row and column are `first`, rounds them, and stores those that are
 /// within the output. Those that are not finite are added up again before, as `sums` says.
 ///
 /// # Safety

@@ -1,7 +1,7 @@
 //! Products with few rows of A that a generated low-rank update of at most eight ranks is added to.
 //!
 //! One warp more than the product has sums `H = A V`, of 16 rows by eight ranks, from the same boxes of A and a ring of its own for Vᵀ. It
-//! multiplies its sums by the codes and rounds them: so they lie as an operand B of `mma` does. It hands them to the warps
+//! multiplies its sums by the codes and rounds them: so they have the layout of an operand B of `mma`. It hands them to the warps
 //! that have summed the product, each of which adds `Uᵀ H'ᵀ` to its accumulators, with rows of U that it has read before.
 //!
 //! Every block computes the H of its rows; V comes from the level-2 cache.
