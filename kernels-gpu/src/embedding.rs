@@ -6,7 +6,9 @@ use warpsmith_dsl::embedding::order::{
     DistinctParams, ORDER_BYTES, ORDER_THREADS, PassParams, count_digits, find_distinct, put_in_order,
     sum_before,
 };
-use warpsmith_dsl::embedding::{GatherParams, GradientParams, add_rows, gather_rows};
+use warpsmith_dsl::embedding::{
+    GatherParams, GradientParams, WeightedParams, add_rows, add_weighted_rows, gather_rows,
+};
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::kernel;
 use warpsmith_dsl::launch::GlobalMut;
@@ -107,4 +109,29 @@ pub unsafe fn embedding_gradient<T: RowElement, const PER: usize, const CHUNKS: 
 ) {
     // SAFETY: the caller's promise.
     unsafe { add_rows::<T, PER, CHUNKS, VECTOR>(&p) }
+}
+
+/// Adds up rows of equal ids times weights, as [`add_weighted_rows`] says.
+///
+/// # Safety
+///
+/// As [`add_weighted_rows`].
+#[kernel(
+    family = embedding,
+    block = [THREADS, 1, 1],
+    min_blocks = 2,
+    instances = [
+        embedding_weighted_f16 = <F16, 8, 1, true>,
+        embedding_weighted_bf16 = <Bf16, 8, 1, true>,
+        embedding_weighted_f32 = <f32, 4, 1, true>,
+        embedding_weighted_any_f16 = <F16, 8, 1, false>,
+        embedding_weighted_any_bf16 = <Bf16, 8, 1, false>,
+        embedding_weighted_any_f32 = <f32, 4, 1, false>,
+    ],
+)]
+pub unsafe fn embedding_weighted<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
+    p: WeightedParams<T>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { add_weighted_rows::<T, PER, CHUNKS, VECTOR>(&p) }
 }

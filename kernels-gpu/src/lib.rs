@@ -29,6 +29,7 @@
 //! | [`expert_mlp`] | `y = Σ gate · act(x·u) · v` over the experts that each token uses, on sm_75 and later |
 //! | [`expert_mlp_cluster`] | the same for few tokens, by clusters of blocks (sm_90 and later) |
 //! | [`expert_mlp_sorted`] | the same for many tokens, in the order of the table, on sm_75 and later |
+//! | [`expert_gradient`] | the gradients of x and of the gates, and what those of the experts are made of, on sm_80 and later |
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_75 and later |
 //! | [`expert_cache`] | which rows of a table a step reads, and rows in host memory to slots of a cache, on sm_75 and later |
 //! | [`attention`](mod@attention) | attention of 16-bit types, on sm_80 and later, and of few rows anywhere |
@@ -95,6 +96,8 @@ pub mod elementwise;
 pub mod embedding;
 #[cfg(any(feature = "expert_cache", not(target_arch = "nvptx64")))]
 pub mod expert_cache;
+#[cfg(any(feature = "expert_gradient", not(target_arch = "nvptx64")))]
+pub mod expert_gradient;
 #[cfg(any(feature = "expert_mlp", not(target_arch = "nvptx64")))]
 pub mod expert_mlp;
 #[cfg(any(feature = "expert_mlp_cluster", not(target_arch = "nvptx64")))]

@@ -52,11 +52,11 @@ fn side(most: usize) -> impl Strategy<Value = usize> {
     drawn::side(most, &[8, 16, 32, 64, 128, 256], &[37, 61, 97, 136, 257])
 }
 
-fn runner(device: &Device) -> Result<TestRunner, Failed> {
+pub(crate) fn runner(device: &Device) -> Result<TestRunner, Failed> {
     drawn::runner(device, [96, 300])
 }
 
-fn expert_case(data: Data) -> impl Strategy<Value = ExpertCase> {
+pub(crate) fn expert_case(data: Data) -> impl Strategy<Value = ExpertCase> {
     let sizes = (0usize..6, side(257), side(257), 1usize..80, 0usize..5, 0usize..9, 1usize..4);
     let kinds = (
         prop::sample::select(TYPES.to_vec()),
@@ -199,7 +199,7 @@ fn sorted_in_parts(device: &Device, tokens: usize) -> Result<(), Failed> {
     Ok(())
 }
 
-fn numbers(count: usize, seed: usize) -> Vec<f32> {
+pub(crate) fn numbers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 37 + seed * 11) % 29) as f32 / 8.0 - 1.5).collect()
 }
 
@@ -239,13 +239,13 @@ fn tables_are_the_same_from_tensors_weights_and_rows(device: &Device) -> Result<
     Ok(())
 }
 
-fn table(device: &Device, count: usize, d: usize, o: usize) -> warpsmith::Result<ExpertTable> {
+pub(crate) fn table(device: &Device, count: usize, d: usize, o: usize) -> warpsmith::Result<ExpertTable> {
     let u = Tensor::from_slice(device, &numbers(count * d, 4), [count, d])?;
     let v = Tensor::from_slice(device, &numbers(count * o, 5), [count, o])?;
     ExpertTable::from_tensors(ExpertFormat::Bf16, &u, None, &v)
 }
 
-fn routing(device: &Device, ids: &[u32], shape: &[usize]) -> warpsmith::Result<Routing> {
+pub(crate) fn routing(device: &Device, ids: &[u32], shape: &[usize]) -> warpsmith::Result<Routing> {
     let gates = vec![1.0; ids.len()];
     Ok(Routing {
         ids: Tensor::from_slice(device, ids, shape)?,

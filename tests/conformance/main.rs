@@ -15,6 +15,7 @@ mod edges;
 mod elementwise;
 mod embedding;
 mod errors;
+mod expert_gradient;
 mod expert_mlp;
 mod kv_cache;
 mod linear;
@@ -53,7 +54,7 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 23] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 24] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
@@ -70,6 +71,7 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 23] = [
     cross_entropy::CASES,
     product_key::CASES,
     expert_mlp::CASES,
+    expert_gradient::CASES,
     peer::CASES,
     attention::CASES,
     attention_layer::CASES,

@@ -77,6 +77,7 @@ pub(crate) enum Operation {
     Topk,
     ProductKeyTopk,
     ExpertMlp,
+    ExpertMlpBackward,
     Repack,
     Attention,
     AttentionBackward,
@@ -354,6 +355,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         progress.finish_and_clear();
     }
+    if args.op.is_none_or(|op| op == Operation::ExpertMlpBackward) {
+        let cases = cases::expert_gradients(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("expert_mlp_backward {} {}", case.format, case.shape()));
+            rows.push(row_of(Label::expert_gradients(case), || validate::expert_gradients(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
 
     if args.op.is_none_or(|op| op == Operation::Repack) {
         let cases = cases::copies(level, args.seed);
@@ -540,6 +551,10 @@ impl Label {
     fn experts(case: &ExpertCase) -> Self {
         let types = format!("{} x {}", case.format, case.dtype);
         Self { operation: "expert_mlp", types, shape: case.shape(), options: case.options() }
+    }
+
+    fn expert_gradients(case: &ExpertCase) -> Self {
+        Self { operation: "expert_mlp_backward", ..Self::experts(case) }
     }
 
     fn repack(case: &RepackCase) -> Self {

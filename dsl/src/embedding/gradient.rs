@@ -45,6 +45,96 @@ impl<T> Copy for GradientParams<T> {}
 // SAFETY: six fields of eight bytes, one of 24, four of four: no padding.
 unsafe impl<T: 'static> KernelParam for GradientParams<T> {}
 
+/// Rows that are used several times, each time with a weight for each of several sums.
+#[repr(C)]
+pub struct WeightedParams<T> {
+    /// The rows, of which each is used [`uses`](Self::uses) times: what is a token there is a use here.
+    pub rows: GradientParams<T>,
+    /// A weight for each use and each of its sums.
+    pub weights: Global<f32>,
+    /// Bytes from an id's first sum to its second.
+    pub sum_bytes: u64,
+    /// Uses of a row, one after the other.
+    pub uses: u32,
+    /// Sums of an id, and weights of a use.
+    pub sums: u32,
+}
+
+impl<T> Clone for WeightedParams<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for WeightedParams<T> {}
+
+// SAFETY: parameters of a multiple of eight bytes, two fields of eight, two of four: no padding.
+unsafe impl<T: 'static> KernelParam for WeightedParams<T> {}
+
+/// Which rows are added up, and what they are multiplied with.
+trait Terms: Copy {
+    /// The row of a token, or of a use.
+    fn row(self, token: u32) -> u32;
+
+    /// What the row is multiplied with; any number if the condition does not hold.
+    ///
+    /// # Safety
+    ///
+    /// There is such a token, if the condition holds.
+    unsafe fn weight(self, token: u32, condition: bool) -> f32;
+
+    /// A sum and one more term.
+    fn add(self, sum: f32, weight: f32, value: f32) -> f32;
+}
+
+/// Each token's row as it is.
+#[derive(Clone, Copy)]
+struct Plain;
+
+impl Terms for Plain {
+    #[inline(always)]
+    fn row(self, token: u32) -> u32 {
+        token
+    }
+
+    #[inline(always)]
+    unsafe fn weight(self, _: u32, _: bool) -> f32 {
+        1.0
+    }
+
+    #[inline(always)]
+    fn add(self, sum: f32, _: f32, value: f32) -> f32 {
+        sum + value
+    }
+}
+
+/// Rows that are used several times.
+#[derive(Clone, Copy)]
+struct Weighted {
+    weights: Global<f32>,
+    uses: u32,
+    sums: u32,
+}
+
+impl Terms for Weighted {
+    #[inline(always)]
+    fn row(self, token: u32) -> u32 {
+        token / self.uses.max(1)
+    }
+
+    #[inline(always)]
+    unsafe fn weight(self, token: u32, condition: bool) -> f32 {
+        let at = self.weights.offset(token as u64 * self.sums as u64).address();
+        // SAFETY: the caller's promise.
+        unsafe { ptx::ld_global_f32_if(at, condition) }
+    }
+
+    #[inline(always)]
+    fn add(self, sum: f32, weight: f32, value: f32) -> f32 {
+        ptx::fma(weight, value, sum)
+    }
+}
+
 /// Rows that a thread loads together.
 const LOADED: usize = 8;
 
@@ -57,6 +147,33 @@ const LOADED: usize = 8;
 #[inline(always)]
 pub unsafe fn add_rows<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
     p: &GradientParams<T>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { add_terms::<T, PER, CHUNKS, VECTOR>(p, Plain) }
+}
+
+/// The same of rows times weights: along z the grid has a block for each of the sums.
+///
+/// # Safety
+///
+/// As [`add_rows`]. There is a row for [`uses`](WeightedParams::uses) uses, and a weight for each use and sum. Sums are
+/// [`sum_bytes`](WeightedParams::sum_bytes) apart, and aligned to chunks if `VECTOR`.
+#[inline(always)]
+pub unsafe fn add_weighted_rows<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
+    p: &WeightedParams<T>,
+) {
+    let (mut rows, number) = (p.rows, thread::block_idx_z() as u64);
+    rows.to.base += number * p.sum_bytes;
+    let terms = Weighted { weights: p.weights.offset(number), uses: p.uses, sums: p.sums };
+    // SAFETY: the caller's promise.
+    unsafe { add_terms::<T, PER, CHUNKS, VECTOR>(&rows, terms) }
+}
+
+/// Adds up what `terms` makes of rows.
+#[inline(always)]
+unsafe fn add_terms<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
+    p: &GradientParams<T>,
+    terms: impl Terms,
 ) {
     let (id, shift) = (thread::thread_idx_x(), p.threads.trailing_zeros());
     let teams = THREADS >> shift;
@@ -94,12 +211,14 @@ pub unsafe fn add_rows<T: RowElement, const PER: usize, const CHUNKS: usize, con
                 let (mut at, mut goes_on) = (start, true);
                 while goes_on {
                     let (mut keys, mut rows, mut is_there) = ([0; LOADED], [0; LOADED], [false; LOADED]);
+                    let mut weights = [0.0; LOADED];
                     for i in 0..LOADED {
                         let place = at + i as u32;
                         keys[i] = key_at(place, place < p.count);
                         let from = p.tokens.offset(place as u64).address();
                         let token = ptx::ld_global_f32_if(from, place < p.count).to_bits();
-                        rows[i] = p.dy.offset(token as u64 * p.dy_stride).address();
+                        rows[i] = p.dy.offset(terms.row(token) as u64 * p.dy_stride).address();
+                        weights[i] = terms.weight(token, place < p.count);
                     }
                     for i in 0..LOADED {
                         goes_on = goes_on & (at + (i as u32) < p.count) & (keys[i] == key);
@@ -117,7 +236,8 @@ pub unsafe fn add_rows<T: RowElement, const PER: usize, const CHUNKS: usize, con
                             let values: [f32; PER] = T::unpack(words[i][c]);
                             for j in 0..PER {
                                 // Not a sum with 0, which would make 0 of −0.
-                                sums[c][j] = if is_there[i] { sums[c][j] + values[j] } else { sums[c][j] };
+                                let sum = terms.add(sums[c][j], weights[i], values[j]);
+                                sums[c][j] = if is_there[i] { sum } else { sums[c][j] };
                             }
                         }
                     }

@@ -8,7 +8,7 @@ mod gradient;
 pub mod order;
 
 pub use gather::{GatherParams, gather_rows};
-pub use gradient::{GradientParams, add_rows};
+pub use gradient::{GradientParams, WeightedParams, add_rows, add_weighted_rows};
 
 use crate::ptx;
 

@@ -10,6 +10,7 @@
 
 mod block;
 mod format;
+mod gradient;
 mod params;
 mod sorted;
 mod sums;
@@ -17,6 +18,7 @@ mod tokens;
 
 pub use block::{ExpertBlock, ExpertShape, MAX_SPLITS};
 pub use format::{Int4, Int8, RowFormat};
+pub use gradient::{ExpertGradientParams, GRADIENT_BYTES, GRADIENT_THREADS, expert_gradients};
 pub use params::{ExpertParams, ExpertRows, TYPE_BF16, TYPE_F16, TYPE_F32};
 pub use sorted::{
     BATCH, GROUP_TOKENS, GROUP_UNITS, LANES, ORDER_BYTES, ORDER_THREADS, SortedExperts, SortedParams,

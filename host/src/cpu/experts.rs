@@ -49,14 +49,14 @@ where
 {
     let TokenExperts { ids, gates, activation } = experts;
     let tokens = x.nrows();
-    expect_shape("x", x.shape(), &[tokens, layout.d()])?;
-    expect_shape("y", y.shape(), &[tokens, layout.o()])?;
-    expect_shape("gates", &[gates.len()], &[ids.len()])?;
+    expect_shape(OPERATION, "x", x.shape(), &[tokens, layout.d()])?;
+    expect_shape(OPERATION, "y", y.shape(), &[tokens, layout.o()])?;
+    expect_shape(OPERATION, "gates", &[gates.len()], &[ids.len()])?;
     if tokens == 0 {
-        return expect_shape("ids", &[ids.len()], &[0]);
+        return expect_shape(OPERATION, "ids", &[ids.len()], &[0]);
     }
     let count = ids.len() / tokens;
-    expect_shape("ids", &[ids.len()], &[tokens * count])?;
+    expect_shape(OPERATION, "ids", &[ids.len()], &[tokens * count])?;
     let mut rows: Vec<_> = y.rows_mut().into_iter().enumerate().collect();
     rows.par_iter_mut().try_for_each_init(
         || Scratch::new(layout),
@@ -103,13 +103,7 @@ impl<A: Accumulator> Scratch<A> {
         self.y.fill(A::zero());
         let mut bias_of_y = A::zero();
         for (&id, &gate) in ids.iter().zip(gates) {
-            let bytes = row(id).ok_or_else(|| Error::Argument {
-                operation: OPERATION,
-                argument: "an id",
-                expected: "that of an expert of the table".into(),
-                actual: id.to_string(),
-            })?;
-            layout.expect_row(OPERATION, bytes.len())?;
+            let bytes = row_of(OPERATION, row, layout, id)?;
             for unit in 0..layout.hidden() {
                 let mut input = |part| {
                     let [scale, bias] = layout.decode(bytes, unit, part, &mut self.input);
@@ -141,8 +135,25 @@ impl<A: Accumulator> Scratch<A> {
     }
 }
 
+/// The row of expert `id`.
+pub(super) fn row_of<'r>(
+    operation: &'static str,
+    row: &impl Fn(u32) -> Option<&'r [u8]>,
+    layout: &ExpertLayout,
+    id: u32,
+) -> Result<&'r [u8]> {
+    let bytes = row(id).ok_or_else(|| Error::Argument {
+        operation,
+        argument: "an id",
+        expected: "that of an expert of the table".into(),
+        actual: id.to_string(),
+    })?;
+    layout.expect_row(operation, bytes.len())?;
+    Ok(bytes)
+}
+
 /// `Σ xᵢ · fᵢ`, in [`LANES`] sums.
-fn dot<A: Accumulator>(x: &[A], factor: impl Fn(usize) -> A) -> A {
+pub(super) fn dot<A: Accumulator>(x: &[A], factor: impl Fn(usize) -> A) -> A {
     let mut lanes = [A::zero(); LANES];
     let whole = x.len() / LANES * LANES;
     for first in (0..whole).step_by(LANES) {
@@ -164,12 +175,17 @@ fn dot<A: Accumulator>(x: &[A], factor: impl Fn(usize) -> A) -> A {
     lanes[0]
 }
 
-fn expect_shape(operand: &'static str, actual: &[usize], expected: &[usize]) -> Result<()> {
+pub(super) fn expect_shape(
+    operation: &'static str,
+    operand: &'static str,
+    actual: &[usize],
+    expected: &[usize],
+) -> Result<()> {
     if actual == expected {
         return Ok(());
     }
     let expected = format!("{expected:?}, as the other operands give");
-    Err(Error::Shape { operation: OPERATION, operand, expected, actual: actual.to_vec() })
+    Err(Error::Shape { operation, operand, expected, actual: actual.to_vec() })
 }
 
 #[cfg(test)]

@@ -1,18 +1,23 @@
 //! Rows of a table that ids name, and the gradient of the table.
 
+mod order;
 #[cfg(test)]
 mod tests;
+mod weighted;
 
 use std::collections::BTreeMap;
 
-use warpsmith_dsl::embedding::order::{DIGIT_BITS, DIGITS, DistinctParams, PassParams, TILE};
-use warpsmith_dsl::embedding::{GatherParams, GradientParams, Ids};
+use warpsmith_dsl::embedding::order::TILE;
+use warpsmith_dsl::embedding::{GatherParams, GradientParams, Ids, WeightedParams};
 use warpsmith_dsl::launch::{Global, GlobalMut, Kernel};
 use warpsmith_dsl::rows::AnyRows;
 use warpsmith_kernels::embedding::{
     embedding as embedding_kernel, embedding_count, embedding_distinct, embedding_gradient, embedding_order,
-    embedding_sums,
+    embedding_sums, embedding_weighted,
 };
+
+pub(in crate::ops) use order::Order;
+pub(in crate::ops) use weighted::{Weights, add_weighted, weighted_kernel};
 
 use super::elementwise::grid;
 use crate::cpu;
@@ -68,6 +73,11 @@ pub trait EmbeddingElement: RowElement {
     type Gradient: Kernel<Args = (GradientParams<Self::Device>,)>;
     #[doc(hidden)]
     type GradientAny: Kernel<Args = (GradientParams<Self::Device>,)>;
+    /// The kernels that add up rows times weights.
+    #[doc(hidden)]
+    type Weighted: Kernel<Args = (WeightedParams<Self::Device>,)>;
+    #[doc(hidden)]
+    type WeightedAny: Kernel<Args = (WeightedParams<Self::Device>,)>;
 }
 
 macro_rules! elements {
@@ -78,6 +88,8 @@ macro_rules! elements {
             type GatherAny = embedding_kernel<$bits, $chunk, 4, false>;
             type Gradient = embedding_gradient<<Self as Element>::Device, $chunk, 1, true>;
             type GradientAny = embedding_gradient<<Self as Element>::Device, $chunk, 1, false>;
+            type Weighted = embedding_weighted<<Self as Element>::Device, $chunk, 1, true>;
+            type WeightedAny = embedding_weighted<<Self as Element>::Device, $chunk, 1, false>;
         }
     )*};
 }
@@ -429,8 +441,8 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
             }
             return gradient.write_slice(&sums);
         }
-        let sorted = self.sorted(sizes, &stream)?;
-        self.add(sizes, &stream, &sorted, None, (rows_of(&rows), &rows))
+        let order = Order::of(self.ids, self.vocabulary, &stream)?;
+        self.add(sizes, &stream, &order, None, (rows_of(&rows), &rows))
     }
 
     /// Which implementation [`run`](Self::run) would take.
@@ -512,76 +524,12 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
         if ids.is_empty() {
             return stream.with_operands(&[&*count], || count.clone().fill_zero_on(stream));
         }
-        let sorted = self.sorted(sizes, stream)?;
-        let tiles = sorted.tiles();
-        let mut counts = Tensor::<u32>::uninit_on(stream, [tiles as usize])?;
-        let mut starts = Tensor::<u32>::uninit_on(stream, [ids.len()])?;
-        let params = DistinctParams {
-            keys: sorted.keys.arg(),
-            counts: counts.arg_mut(),
-            distinct: ids.arg_mut(),
-            starts: starts.arg_mut(),
-            count: sizes.rows as u32,
-            limit: self.vocabulary as u32,
-            room: ids.len() as u32,
-            reserved: 0,
-        };
-        let total = count.arg_mut();
-        // SAFETY: the sizes are those of the tensors, of which these are new and the results share no memory with anything. There are no more different ids than tokens, nor
-        // than rows of the table. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
-        stream.with_operands(&[&sorted.keys, &counts, &starts, &*ids, &*count], || unsafe {
-            device.kernel::<embedding_distinct<false>>()?.launch(stream, [tiles, 1, 1], (params,))?;
-            device.kernel::<embedding_sums>()?.launch(stream, [1, 1, 1], (params.counts, total, tiles))?;
-            device.kernel::<embedding_distinct<true>>()?.launch(stream, [tiles, 1, 1], (params,))
-        })?;
+        let order = Order::of(self.ids, self.vocabulary, stream)?;
+        let starts = order.distinct(self.vocabulary, stream, ids, count)?;
         if rows.is_empty() {
             return Ok(());
         }
-        self.add(sizes, stream, &sorted, Some((&starts, count)), (rows_of(rows), rows))
-    }
-
-    /// The ids in ascending order, and their tokens.
-    fn sorted(&self, sizes: Sizes, stream: &Stream) -> Result<Sorted> {
-        let (device, count) = (stream.device(), sizes.rows);
-        let ids = self.ids.contiguous_on(stream)?;
-        let new = |length: usize| Tensor::<u32>::uninit_on(stream, [length]);
-        let (mut sorted, mut other) = (Sorted::new(stream, count)?, Sorted::new(stream, count)?);
-        let tiles = sorted.tiles();
-        let mut counts = new(DIGITS as usize * tiles as usize)?;
-        // An id out of range becomes that of the row behind the last.
-        let bits = u32::BITS - (self.vocabulary as u32).leading_zeros();
-        for pass in 0..bits.div_ceil(DIGIT_BITS) {
-            std::mem::swap(&mut sorted, &mut other);
-            let is_first = pass == 0;
-            let params = PassParams {
-                ids: ids_arg(&ids, self.vocabulary),
-                keys: if is_first { Global::new(0) } else { other.keys.arg() },
-                tokens: if is_first { Global::new(0) } else { other.tokens.arg() },
-                sorted_keys: sorted.keys.arg_mut(),
-                sorted_tokens: sorted.tokens.arg_mut(),
-                counts: counts.arg_mut(),
-                count: count as u32,
-                tiles,
-                shift: pass * DIGIT_BITS,
-                reserved: 0,
-            };
-            let operands: [&dyn Operand; 6] =
-                [&ids, &other.keys, &other.tokens, &sorted.keys, &sorted.tokens, &counts];
-            let nowhere = GlobalMut::new(0);
-            let numbers = DIGITS * tiles;
-            // SAFETY: the sizes are those of the tensors, which are new but for the ids; a pass reads what the one before has written. As above for when they are freed.
-            stream.with_operands(&operands, || unsafe {
-                let grid = [tiles, 1, 1];
-                device.kernel::<embedding_count>()?.launch(stream, grid, (params,))?;
-                device.kernel::<embedding_sums>()?.launch(
-                    stream,
-                    [1, 1, 1],
-                    (params.counts, nowhere, numbers),
-                )?;
-                device.kernel::<embedding_order>()?.launch(stream, grid, (params,))
-            })?;
-        }
-        Ok(sorted)
+        self.add(sizes, stream, &order, Some((&starts, count)), (rows_of(rows), rows))
     }
 
     /// Adds up the rows of equal ids: of those that begin where `distinct` says, and are so many, or into the rows that they name.
@@ -589,7 +537,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
         &self,
         sizes: Sizes,
         stream: &Stream,
-        sorted: &Sorted,
+        order: &Order,
         distinct: Option<(&Tensor<u32>, &Tensor<u32>)>,
         (to, result): (AnyRows, &Tensor<R>),
     ) -> Result<()> {
@@ -602,8 +550,8 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
         let params = GradientParams {
             dy: Global::new(from.base),
             dy_stride: from.stride,
-            keys: sorted.keys.arg(),
-            tokens: sorted.tokens.arg(),
+            keys: order.keys.arg(),
+            tokens: order.tokens.arg(),
             starts: pointer(distinct.map(|(starts, _)| starts)),
             distinct: pointer(distinct.map(|(_, count)| count)),
             to,
@@ -612,7 +560,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
             threads: plan.threads,
             limit: self.vocabulary as u32,
         };
-        let mut operands: Vec<&dyn Operand> = vec![&dy, &sorted.keys, &sorted.tokens, result];
+        let mut operands: Vec<&dyn Operand> = vec![&dy, &order.keys, &order.tokens, result];
         if let Some((starts, count)) = distinct {
             operands.extend([starts as &dyn Operand, count]);
         }
@@ -624,22 +572,6 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
                 device.kernel::<T::GradientAny>()?.launch(stream, plan.grid, (params,))
             }
         })
-    }
-}
-
-/// Ids in ascending order, and the tokens that have them.
-struct Sorted {
-    keys: Tensor<u32>,
-    tokens: Tensor<u32>,
-}
-
-impl Sorted {
-    fn new(stream: &Stream, count: usize) -> Result<Self> {
-        Ok(Self { keys: Tensor::uninit_on(stream, [count])?, tokens: Tensor::uninit_on(stream, [count])? })
-    }
-
-    fn tiles(&self) -> u32 {
-        (self.keys.len() as u32).div_ceil(TILE)
     }
 }
 

@@ -13,6 +13,8 @@
 //! unit in the last place for floating-point types. Where results are compared with those of the numbers before rounding, z is
 //! off by `Σ |xᵢ| |wᵢ − ŵᵢ|` more and a term of y by `|h| |v − v̂|`.
 
+mod gradient;
+
 use std::ops::Range;
 
 use half::{bf16, f16};
@@ -36,6 +38,9 @@ use crate::cases::Placement;
 use crate::cases::{Data, filled};
 use crate::cases::{ExpertCase, Residence, RoutingKind};
 use crate::reference::sampled;
+
+pub(super) use gradient::prepare as prepare_gradients;
+pub use gradient::{expert_gradient_bits, expert_gradients};
 
 /// The operation's name in errors.
 const OPERATION: &str = "validate::experts";

@@ -35,7 +35,7 @@ pub use backward::{
 pub use cross_entropy::{cross_entropy, cross_entropy_bits};
 pub use elementwise::{elementwise, elementwise_bits};
 pub use embedding::{embedding, embedding_bits};
-pub use experts::{expert_bits, experts};
+pub use experts::{expert_bits, expert_gradient_bits, expert_gradients, experts};
 pub use kv_cache::{kv_cache, kv_cache_bits};
 pub use norm::{norm, norm_bits};
 pub use product::{linear, linear_bits, matmul, matmul_bits};

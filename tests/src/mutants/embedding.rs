@@ -3,7 +3,7 @@
 //! own and onto those of a table.
 
 use warpsmith_dsl::embedding::order::{DIGITS, DistinctParams, PassParams, TILE};
-use warpsmith_dsl::embedding::{GatherParams, GradientParams, Ids};
+use warpsmith_dsl::embedding::{GatherParams, GradientParams, Ids, WeightedParams};
 use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_emulator::{Config, LaunchError, Module, Report};
 
@@ -21,7 +21,8 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         "distinct_put" => return Some(boxed(Distinct::all(true))),
         _ => {}
     }
-    let (is_gradient, rest) = rest.strip_prefix("gradient_").map_or((false, rest), |rest| (true, rest));
+    let (is_weighted, rest) = rest.strip_prefix("weighted_").map_or((false, rest), |rest| (true, rest));
+    let (is_gradient, rest) = rest.strip_prefix("gradient_").map_or((is_weighted, rest), |rest| (true, rest));
     let (is_any, rest) = rest.strip_prefix("any_").map_or((false, rest), |rest| (true, rest));
     let of = match (is_gradient, rest) {
         (false, "16") => Float::F16,
@@ -29,7 +30,9 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         (false, _) => return None,
         (true, _) => Float::named(rest)?,
     };
-    Some(if is_gradient {
+    Some(if is_weighted {
+        boxed(Weighted::all(of, Layout::new(of, 1, is_any, false)))
+    } else if is_gradient {
         boxed(Gradient::all(of, Layout::new(of, 1, is_any, false)))
     } else {
         boxed(Gather::all(of, Layout::new(of, 4, is_any, false)))
@@ -458,5 +461,117 @@ impl Problem for Gradient {
             limit: limit as u32,
         };
         operands.launch_grid(module, shared_bytes, grid, 1, (params,))
+    }
+}
+
+/// Sums of rows times weights.
+#[derive(Clone, Debug)]
+struct Weighted {
+    of: Float,
+    other: Float,
+    /// Uses of a row, and sums of an id.
+    uses: usize,
+    sums: usize,
+    /// How many uses each id has, and of those that do not count.
+    runs: Vec<usize>,
+    behind: usize,
+    columns: usize,
+    threads: u32,
+    grid: [u32; 2],
+}
+
+impl Weighted {
+    fn all(of: Float, layout: Layout) -> Vec<Self> {
+        let Layout { chunk, unit, .. } = layout;
+        let least = layout.least();
+        let (round, apart) = (least * chunk, unit.max(least));
+        let case = |columns: usize, runs: &[usize]| Self {
+            of,
+            other: Float::F32,
+            uses: 3,
+            sums: 2,
+            runs: runs.to_vec(),
+            behind: 0,
+            columns,
+            threads: least as u32,
+            grid: [1, 1],
+        };
+        let mut all = Vec::new();
+        for end in 1..=round / apart + 1 {
+            for other in [Float::F16, Float::Bf16, Float::F32] {
+                all.push(Self { other, ..case(end * apart, &[2, 1]) });
+            }
+        }
+        // What is loaded together ends with each use.
+        all.extend((1..=9).map(|run| case(unit, &[run])));
+        all.extend((1..=9).map(|run| case(unit, &[run, 1, 9])));
+        all.extend([
+            Self { behind: 5, uses: 1, sums: 1, ..case(unit, &[1, 2, 3]) },
+            Self { behind: 1, uses: 2, sums: 3, grid: [1, 3], ..case(2 * unit, &[17, 1, 1, 8, 2]) },
+            Self { threads: 64, grid: [1, 2], ..case(64 * chunk, &[3, 1, 2]) },
+            Self { grid: [2, 1], ..case(5 * round, &[2, 2]) },
+        ]);
+        all
+    }
+}
+
+impl Problem for Weighted {
+    fn name(&self) -> &'static str {
+        "sums of rows times weights"
+    }
+
+    fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {
+        let &Self { of, other, uses, sums, ref runs, behind, columns, threads, grid } = self;
+        let mut operands = Operands::new(config);
+        let (mut keys, mut starts): (Vec<u32>, Vec<u32>) = (Vec::new(), Vec::new());
+        for (at, &run) in runs.iter().enumerate() {
+            starts.push(keys.len() as u32);
+            keys.resize(keys.len() + run, 2 * at as u32);
+        }
+        let limit = 2 * runs.len();
+        keys.resize(keys.len() + behind, limit as u32);
+        let count = keys.len();
+        // Another use in each place.
+        let of_place = |place: usize| count - 1 - place;
+        let element = |row: usize, column: usize| number(0, row * columns + column);
+        // Powers of two, with which every sum is exact.
+        let weight = |of: usize, sum: usize| [1.0f32, -0.5, 2.0, 0.25, -1.0][(of * 3 + sum) % 5];
+        let rows = operands.rows(of, [count.div_ceil(uses), columns, 0], element)?;
+        let weights: Vec<u32> = (0..count * sums).map(|at| weight(at / sums, at % sums).to_bits()).collect();
+        let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let weights = operands.bytes(&bytes(&weights))?;
+        let keys_at = operands.bytes(&bytes(&keys))?;
+        let places: Vec<u32> = (0..count).map(|place| of_place(place) as u32).collect();
+        let places = operands.bytes(&bytes(&places))?;
+        let starts_at = operands.bytes(&bytes(&starts))?;
+        let distinct = operands.bytes(&bytes(&[runs.len() as u32]))?;
+        let to = operands.results(other, [runs.len(), sums * columns, 0], |at, column| {
+            let (sum, column) = (column / columns, column % columns);
+            let terms = (0..runs[at]).map(|of_run| {
+                let of = of_place(starts[at] as usize + of_run);
+                f64::from(weight(of, sum)) * element(of / uses, column)
+            });
+            (other.round(terms.sum()), 0.0)
+        })?;
+        let params = WeightedParams::<u8> {
+            rows: GradientParams {
+                dy: Global::new(rows.base),
+                dy_stride: rows.stride,
+                keys: Global::new(keys_at),
+                tokens: Global::new(places),
+                starts: Global::new(starts_at),
+                distinct: Global::new(distinct),
+                to,
+                count: count as u32,
+                columns: columns as u32,
+                threads,
+                limit: limit as u32,
+            },
+            weights: Global::new(weights),
+            sum_bytes: (columns * if other == Float::F32 { 4 } else { 2 }) as u64,
+            uses: uses as u32,
+            sums: sums as u32,
+        };
+        operands.launch_grid(module, shared_bytes, [grid[0], grid[1], sums as u32], 1, (params,))
     }
 }

@@ -15,14 +15,9 @@ use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Rep
 
 use super::Problem;
 
-/// The problems that an entry of this family is run on; none if the name is no such entry's.
-pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
-    let format = name.strip_prefix("expert_mlp_")?;
-    let (blocks, format) = match format.strip_prefix("cluster_") {
-        Some(format) => (8, format),
-        None => (1, format),
-    };
-    let format = match format {
+/// The format that a part of an entry's name stands for.
+pub(super) fn format_named(name: &str) -> Option<ExpertFormat> {
+    Some(match name {
         "f32" => ExpertFormat::F32,
         "f16" => ExpertFormat::F16,
         "bf16" => ExpertFormat::Bf16,
@@ -30,25 +25,19 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         "int4" => ExpertFormat::Int4,
         "e4m3" => ExpertFormat::F8E4M3,
         _ => return None,
+    })
+}
+
+/// The problems that an entry of this family is run on; none if the name is no such entry's.
+pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
+    let format = name.strip_prefix("expert_mlp_")?;
+    let (blocks, format) = match format.strip_prefix("cluster_") {
+        Some(format) => (8, format),
+        None => (1, format),
     };
+    let format = format_named(format)?;
     let chunk = 128 / format.bits();
-    let case = Case {
-        format,
-        blocks,
-        tokens: 2,
-        d: 5,
-        o: 3,
-        experts: 3,
-        hidden: 1,
-        gated: false,
-        activation: Activation::None,
-        element: TYPE_F32,
-        margin: 0,
-        lanes: 1,
-        splits: 8,
-        cached: false,
-        bad: false,
-    };
+    let case = Case { blocks, ..Case::new(format) };
     let cases = [
         case,
         Case { element: TYPE_BF16, margin: 1, gated: true, hidden: 2, cached: true, experts: 5, ..case },
@@ -111,41 +100,62 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Case {
-    format: ExpertFormat,
+pub(super) struct Case {
+    pub(super) format: ExpertFormat,
     /// Blocks of a token.
-    blocks: u32,
-    tokens: usize,
-    d: usize,
-    o: usize,
+    pub(super) blocks: u32,
+    pub(super) tokens: usize,
+    pub(super) d: usize,
+    pub(super) o: usize,
     /// Experts of a token.
-    experts: usize,
-    hidden: usize,
-    gated: bool,
-    activation: Activation,
-    element: u32,
+    pub(super) experts: usize,
+    pub(super) hidden: usize,
+    pub(super) gated: bool,
+    pub(super) activation: Activation,
+    pub(super) element: u32,
     /// Elements between the rows of X and of Y, and before the first.
-    margin: usize,
-    lanes: u32,
-    splits: u32,
+    pub(super) margin: usize,
+    pub(super) lanes: u32,
+    pub(super) splits: u32,
     /// Whether some rows are in slots, the others in host memory.
-    cached: bool,
+    pub(super) cached: bool,
     /// Whether the last token names an expert that is none.
-    bad: bool,
+    pub(super) bad: bool,
 }
 
 /// Experts of the table.
-const COUNT: usize = 11;
+pub(super) const COUNT: usize = 11;
 /// What surrounds the rows of Y.
-const UNTOUCHED: f32 = 77.0;
+pub(super) const UNTOUCHED: f32 = 77.0;
 
 /// Small integers without a pattern.
-fn number(index: usize, seed: usize) -> f32 {
+pub(super) fn number(index: usize, seed: usize) -> f32 {
     ((index * 7919 + seed * 104_729 + index * index * 31) % 1009 % 7) as f32 - 3.0
 }
 
 impl Case {
-    fn put(&self, value: f32, to: &mut Vec<u8>) {
+    /// Two tokens of three experts each, with a few numbers.
+    pub(super) fn new(format: ExpertFormat) -> Self {
+        Self {
+            format,
+            blocks: 1,
+            tokens: 2,
+            d: 5,
+            o: 3,
+            experts: 3,
+            hidden: 1,
+            gated: false,
+            activation: Activation::None,
+            element: TYPE_F32,
+            margin: 0,
+            lanes: 1,
+            splits: 8,
+            cached: false,
+            bad: false,
+        }
+    }
+
+    pub(super) fn put(&self, value: f32, to: &mut Vec<u8>) {
         match self.element {
             TYPE_F32 => to.extend(value.to_le_bytes()),
             TYPE_F16 => to.extend(f16::from_f32(value).to_le_bytes()),
@@ -153,7 +163,7 @@ impl Case {
         }
     }
 
-    fn get(&self, bytes: &[u8], index: usize) -> f32 {
+    pub(super) fn get(&self, bytes: &[u8], index: usize) -> f32 {
         let half = || u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]);
         match self.element {
             TYPE_F32 => f32::from_bits(u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[4 * index + i]))),
@@ -163,7 +173,7 @@ impl Case {
     }
 
     /// Numbers of x: small enough that sums are exact, and for smooth activations where these bend.
-    fn x(&self) -> Array2<f32> {
+    pub(super) fn x(&self) -> Array2<f32> {
         let factor = match self.activation {
             Activation::None | Activation::Relu => 1.0,
             _ => 0.25,
@@ -178,7 +188,7 @@ impl Case {
     }
 
     /// Rows of all experts, with the numbers that give integers a scale of 1.
-    fn rows(&self, layout: &ExpertLayout) -> Option<Vec<u8>> {
+    pub(super) fn rows(&self, layout: &ExpertLayout) -> Option<Vec<u8>> {
         let vectors = |length: usize, seed: usize| -> Vec<f32> {
             let mut values: Vec<f32> = (0..COUNT * self.hidden * length).map(|i| number(i, seed)).collect();
             let range = match self.format {
@@ -201,7 +211,7 @@ impl Case {
         Some(rows)
     }
 
-    fn params(&self, layout: &ExpertLayout) -> ExpertParams {
+    pub(super) fn params(&self, layout: &ExpertLayout) -> ExpertParams {
         let chunks = |length: usize| (length.div_ceil(128 / self.format.bits()) * 16) as u32;
         let v_at = chunks(self.d) * if self.gated { 2 } else { 1 };
         let scales_at = v_at + chunks(self.o);
@@ -252,7 +262,65 @@ impl Case {
         Some(y)
     }
 
-    fn is_right(&self, got: f32, expected: f64) -> bool {
+    /// The experts' numbers and their gates.
+    pub(super) fn routing(&self) -> (Vec<u32>, Vec<f32>) {
+        let pairs = self.tokens * self.experts;
+        let mut ids: Vec<u32> = (0..pairs).map(|i| ((i * 7 + i / 3) % COUNT) as u32).collect();
+        if self.bad {
+            ids[pairs - 1] = COUNT as u32;
+        }
+        // A few that are not zero where there are many.
+        let every = (self.experts * self.hidden / 40).max(1);
+        let gate = |i: usize| {
+            let counts = i.is_multiple_of(every) || i % self.experts + 3 > self.experts;
+            if counts { [1.0, -1.0, 0.5][i % 3] } else { 0.0 }
+        };
+        let gates: Vec<f32> = (0..pairs).map(gate).collect();
+        (ids, gates)
+    }
+
+    /// Puts rows where a kernel finds them.
+    pub(super) fn place_rows(
+        &self,
+        machine: &Machine,
+        layout: &ExpertLayout,
+        rows: &[u8],
+    ) -> Result<ExpertRows, LaunchError> {
+        let place = |bytes: &[u8]| -> Result<u64, LaunchError> {
+            let at = machine.allocate(bytes.len() as u64)?;
+            machine.write(at, bytes)?;
+            Ok(at)
+        };
+        let bytes = |words: &[u32]| -> Vec<u8> { words.iter().flat_map(|word| word.to_le_bytes()).collect() };
+        let row =
+            |index: usize| -> Range<usize> { index * layout.row_bytes()..(index + 1) * layout.row_bytes() };
+        let table = if self.cached {
+            // Every other row is in a slot, in the opposite order; what is there twice is right once.
+            let slots = COUNT / 2 + 1;
+            let (mut in_slots, mut in_host, mut slot_of) = (Vec::new(), rows.to_vec(), vec![u32::MAX; COUNT]);
+            for slot in 0..slots {
+                let index = 2 * (slots - 1 - slot);
+                slot_of[index] = slot as u32;
+                in_slots.extend(&rows[row(index)]);
+                in_host[row(index)].fill(0xff);
+            }
+            // What is next to the last slot is none.
+            slot_of[1] = slots as u32;
+            (place(&in_slots)?, place(&in_host)?, place(&bytes(&slot_of))?, slots)
+        } else {
+            (place(rows)?, 0, 0, COUNT)
+        };
+        Ok(ExpertRows {
+            resident: Global::new(table.0),
+            host: Global::new(table.1),
+            slot_of: Global::new(table.2),
+            row_bytes: layout.row_bytes() as u64,
+            count: COUNT as u32,
+            slots: table.3 as u32,
+        })
+    }
+
+    pub(super) fn is_right(&self, got: f32, expected: f64) -> bool {
         let rounded = match self.element {
             TYPE_F32 => expected as f32,
             TYPE_F16 => f16::from_f64(expected).to_f32(),
@@ -283,18 +351,7 @@ impl Problem for Case {
             return failed();
         };
         let Some(rows) = self.rows(&layout) else { return failed() };
-        let pairs = self.tokens * self.experts;
-        let mut ids: Vec<u32> = (0..pairs).map(|i| ((i * 7 + i / 3) % COUNT) as u32).collect();
-        if self.bad {
-            ids[pairs - 1] = COUNT as u32;
-        }
-        // A few that are not zero where there are many.
-        let every = (self.experts * self.hidden / 40).max(1);
-        let gate = |i: usize| {
-            let counts = i.is_multiple_of(every) || i % self.experts + 3 > self.experts;
-            if counts { [1.0, -1.0, 0.5][i % 3] } else { 0.0 }
-        };
-        let gates: Vec<f32> = (0..pairs).map(gate).collect();
+        let (ids, gates) = self.routing();
         let Some(expected) = self.expected(&layout, &rows, &ids, &gates) else { return failed() };
 
         let machine = Machine::new(config);
@@ -314,32 +371,7 @@ impl Problem for Case {
         let (x_at, y_at) = (place(&x)?, place(&y)?);
         let ids_at = place(&bytes(&ids))?;
         let gates_at = place(&gates.iter().flat_map(|gate| gate.to_le_bytes()).collect::<Vec<_>>())?;
-        let row =
-            |index: usize| -> Range<usize> { index * layout.row_bytes()..(index + 1) * layout.row_bytes() };
-        let table = if self.cached {
-            // Every other row is in a slot, in the opposite order; what is there twice is right once.
-            let slots = COUNT / 2 + 1;
-            let (mut in_slots, mut in_host, mut slot_of) = (Vec::new(), rows.clone(), vec![u32::MAX; COUNT]);
-            for slot in 0..slots {
-                let index = 2 * (slots - 1 - slot);
-                slot_of[index] = slot as u32;
-                in_slots.extend(&rows[row(index)]);
-                in_host[row(index)].fill(0xff);
-            }
-            // What is next to the last slot is none.
-            slot_of[1] = slots as u32;
-            (place(&in_slots)?, place(&in_host)?, place(&bytes(&slot_of))?, slots)
-        } else {
-            (place(&rows)?, 0, 0, COUNT)
-        };
-        let table = ExpertRows {
-            resident: Global::new(table.0),
-            host: Global::new(table.1),
-            slot_of: Global::new(table.2),
-            row_bytes: layout.row_bytes() as u64,
-            count: COUNT as u32,
-            slots: table.3 as u32,
-        };
+        let table = self.place_rows(&machine, &layout, &rows)?;
         let Some(kernel) = module.kernels().next() else { return failed() };
         let config = LaunchConfig {
             grid: [self.tokens as u32 * self.blocks, 1, 1],

@@ -19,7 +19,7 @@ pub(super) use attention::widest_gradients;
 pub(super) use attention::{attention_gradients, attentions};
 pub(super) use copies::copies;
 pub(super) use elements::{caches, elementwise, embeddings, rotations};
-pub(super) use experts::experts;
+pub(super) use experts::{expert_gradients, experts};
 pub(super) use gradients::{
     of_linear as linear_gradients, of_matmul as matmul_gradients, of_scaled as scaled_gradients,
     of_updates as update_gradients,

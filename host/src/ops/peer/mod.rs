@@ -15,7 +15,10 @@ pub use crate::cpu::Gate;
 pub use crate::experts::Part;
 pub use crate::experts::{ExpertFormat, ExpertLayout, ExpertVectors};
 pub(crate) use experts::NUMBERS_AT_A_TIME;
-pub use experts::{ExpertBlocks, ExpertInput, ExpertMlpOp, ExpertTable, expert_mlp};
+pub use experts::{
+    ExpertBlocks, ExpertGradients, ExpertInput, ExpertMlpBackwardOp, ExpertMlpGradients, ExpertMlpOp,
+    ExpertTable, expert_mlp, expert_mlp_backward,
+};
 pub use keys::normalized_keys;
 #[doc(hidden)]
 pub use layer::{peer, peer_is_in_parts};

@@ -530,6 +530,19 @@ impl Work {
         Self::new(name, move |device, slots| experts::prepare(device, &case, slots)).for_bytes(bytes)
     }
 
+    /// The gradients of an expert MLP.
+    #[must_use]
+    pub fn expert_gradients(case: ExpertCase) -> Self {
+        let rows = (case.tokens * case.heads * case.k).min(case.experts);
+        let vectors = case.d * if case.gated { 2 } else { 1 } + case.o;
+        let bytes = case.tokens.saturating_mul(case.d).saturating_mul(case.dtype.size())
+            + rows.saturating_mul(case.hidden * vectors * size_of::<f32>());
+        let types = format!("{} x {}", case.format, case.dtype);
+        let name = format!("expert_mlp_backward {types} {} {}", case.shape(), case.options());
+        Self::new(name, move |device, slots| experts::prepare_gradients(device, &case, slots))
+            .for_bytes(bytes)
+    }
+
     /// A copy of a matrix of `rows` × `columns` elements into aligned rows. It is in a wider one as `placement` says, or its transpose does.
     #[must_use]
     pub fn repack(dtype: DType, size: [usize; 2], placement: Placement, is_transposed: bool) -> Self {

@@ -64,6 +64,36 @@ pub(in super::super) fn experts(level: Level, target: Target, seed: u64) -> Vec<
     cases
 }
 
+/// The gradients' cases for every format and type.
+pub(in super::super) fn expert_gradients(level: Level, target: Target, seed: u64) -> Vec<ExpertCase> {
+    let mut cases = Vec::new();
+    for format in ExpertFormat::ALL {
+        for dtype in TYPES {
+            let case = |[tokens, d, o, heads, k]: [usize; 5]| ExpertCase {
+                o,
+                ..ExpertCase::new(dtype, format, tokens, d, [heads, k])
+            };
+            let mut sizes = QUICK_SIZES.to_vec();
+            if level >= Level::Default {
+                sizes.extend(MORE_SIZES);
+            }
+            cases.extend(sizes.into_iter().map(case));
+            // There are no gradients before rounding to a format.
+            cases.extend(options(case([4, 100, 72, 3, 4])).into_iter().filter(|case| !case.before_rounding));
+            // More vectors than are looked up at a time, and more columns than a pass of the block has.
+            cases.push(ExpertCase { hidden: 5, gated: true, ..case([1, 40, 24, 8, 7]) });
+            if level == Level::Full && target.on_gpu {
+                cases.extend(LARGE_SIZES.map(|sizes| ExpertCase { experts: MANY, ..case(sizes) }));
+            }
+        }
+        cases.push(ExpertCase { o: 40, ..ExpertCase::new(DType::F16, format, 2, 4500, [1, 3]) });
+    }
+    for (index, case) in cases.iter_mut().enumerate() {
+        case.seed = seed.wrapping_add(index as u64);
+    }
+    cases
+}
+
 /// Cases of these sizes in the order of the table, with every option that makes a difference there.
 fn sorted(cases: impl Iterator<Item = ExpertCase>) -> Vec<ExpertCase> {
     let mut all = Vec::new();

@@ -165,6 +165,10 @@ pub(in super::super) fn works(
         let cases = experts(target, has_kernels).into_iter();
         works.extend(cases.map(|case| Work::experts(ExpertCase { seed: next(), ..case })));
     }
+    if asked(Operation::ExpertMlpBackward) && has_kernels {
+        let cases = experts(target, false).into_iter();
+        works.extend(cases.map(|case| Work::expert_gradients(ExpertCase { seed: next(), ..case })));
+    }
     if asked(Operation::Repack) {
         works.extend(copies(target));
     }

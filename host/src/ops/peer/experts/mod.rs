@@ -3,10 +3,12 @@
 //! [`expert_mlp`] starts a builder. Its operands are checked (here), a pure function says which kernel runs and how a block shares
 //! the columns (`select`), or how many tokens are worked in the order of the table (`sorted`), and the CPU has its own implementation. The experts' rows are a table's (`table`).
 
+mod backward;
 mod select;
 mod sorted;
 mod table;
 
+pub use backward::{ExpertGradients, ExpertMlpBackwardOp, ExpertMlpGradients, expert_mlp_backward};
 pub use select::ExpertBlocks;
 pub use table::ExpertTable;
 pub(crate) use table::NUMBERS_AT_A_TIME;
@@ -24,6 +26,7 @@ use crate::device::{DeviceKind, Properties};
 use crate::error::{Error, Result};
 use crate::experts::ExpertLayout;
 use crate::memory::HostBytes;
+use crate::ops::embedding::EmbeddingElement;
 use crate::ops::{Activation, Implementation, ROW_LIMIT, SIDE_LIMIT};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
@@ -35,7 +38,7 @@ const OPERATION: &str = "expert_mlp";
 const UNITS_LIMIT: usize = 1 << 24;
 
 /// An element type of tokens: [`f16`](struct@f16), [`bf16`] or `f32`. The experts' format may be another.
-pub trait ExpertInput: Element + cpu::Operand + FromAccumulator<f32> {
+pub trait ExpertInput: EmbeddingElement + cpu::Operand + FromAccumulator<f32> {
     /// What stands for it in a kernel's parameters.
     #[doc(hidden)]
     const ON_DEVICE: u32;
@@ -131,6 +134,88 @@ struct Checked<T: Element> {
     y_shape: Vec<usize>,
 }
 
+/// What evaluation and gradients read.
+struct Inputs<'a, T: Element> {
+    x: &'a Tensor<T>,
+    routing: &'a Routing,
+    experts: &'a ExpertTable,
+}
+
+impl<T: ExpertInput> Inputs<'_, T> {
+    fn checked(&self, operation: &'static str, stream: Option<&Stream>) -> Result<Checked<T>> {
+        let (device, layout) = (self.x.device(), self.experts.layout());
+        if let Some(stream) = stream {
+            device.expect_same(operation, "stream", stream.device())?;
+        }
+        device.expect_same(operation, "ids", self.routing.ids.device())?;
+        device.expect_same(operation, "experts", self.experts.device())?;
+        let [tokens, heads, k] = self.routing.sizes(operation)?;
+        let wrong = |operand, expected, actual: &[usize]| {
+            Err(Error::Shape { operation, operand, expected, actual: actual.to_vec() })
+        };
+        let Some((&d, leading)) = self.x.shape().split_last() else {
+            return wrong("x", "[.., D], at least one axis".into(), &[]);
+        };
+        if d != layout.d() {
+            return wrong("x", format!("[.., {}], the experts' inputs", layout.d()), self.x.shape());
+        }
+        let ids = self.routing.ids.shape();
+        if ids[..ids.len() - 2] != *leading {
+            return wrong("ids", format!("{leading:?} before [H, k], as x has"), ids);
+        }
+        let limit = |operand, quantity, limit: String, actual: usize| {
+            let actual = actual.to_string();
+            Err(Error::SizeLimit { operation, operand, quantity, limit, actual })
+        };
+        if tokens as u64 >= SIDE_LIMIT {
+            return limit("x", "number of tokens", format!("less than {SIDE_LIMIT}"), tokens);
+        }
+        let experts = heads * k;
+        let units = experts.saturating_mul(layout.hidden());
+        if units >= UNITS_LIMIT {
+            return limit(
+                "ids",
+                "number of a token's hidden units",
+                format!("less than {UNITS_LIMIT}"),
+                units,
+            );
+        }
+        let row = layout.d().max(layout.o()) * size_of::<T>();
+        if row as u64 >= ROW_LIMIT {
+            return limit("x", "length of a row", format!("less than {ROW_LIMIT} bytes"), row);
+        }
+        if self.experts.count() == 0 && tokens * experts > 0 {
+            return limit("experts", "number of rows", "at least 1".into(), 0);
+        }
+        let x = matrix(operation, "x", self.x)?;
+        expect_contiguous_rows(operation, "x", &x)?;
+        let y_shape = [leading, &[layout.o()]].concat();
+        Ok(Checked { x, tokens, experts, y_shape })
+    }
+
+    /// Sizes and strides as kernels take them, of a matrix x and one of as many outputs.
+    fn params(&self, checked: &Checked<T>, stride_y: u64, activation: Activation) -> ExpertParams {
+        let layout = self.experts.layout();
+        ExpertParams {
+            stride_x: row_stride(&checked.x),
+            stride_y,
+            unit_bytes: layout.unit_bytes() as u64,
+            d: layout.d() as u32,
+            o: layout.o() as u32,
+            experts: checked.experts as u32,
+            hidden: layout.hidden() as u32,
+            input_bytes: layout.input_bytes() as u32,
+            v_at: layout.v_at() as u32,
+            scales_at: layout.scales_at() as u32,
+            lanes: 1,
+            splits: 1,
+            activation: activation.on_device(),
+            element: T::ON_DEVICE,
+            cluster: 1,
+        }
+    }
+}
+
 /// What is launched.
 enum Work {
     /// A kernel, once.
@@ -202,7 +287,7 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
                 actual: y.shape().into(),
             });
         }
-        expect_contiguous_rows("y", &matrix("y", y)?)?;
+        expect_contiguous_rows(OPERATION, "y", &matrix(OPERATION, "y", y)?)?;
         y.expect_writable(OPERATION, "y")?;
         let Routing { ids, gates } = self.routing;
         for (other, shares) in [
@@ -253,54 +338,11 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
     }
 
     fn checked(&self) -> Result<Checked<T>> {
-        let (device, layout) = (self.x.device(), self.experts.layout());
-        if let Some(stream) = self.stream {
-            device.expect_same(OPERATION, "stream", stream.device())?;
-        }
-        device.expect_same(OPERATION, "ids", self.routing.ids.device())?;
-        device.expect_same(OPERATION, "experts", self.experts.device())?;
-        let [tokens, heads, k] = self.routing.sizes(OPERATION)?;
-        let wrong = |operand, expected, actual: &[usize]| {
-            Err(Error::Shape { operation: OPERATION, operand, expected, actual: actual.to_vec() })
-        };
-        let Some((&d, leading)) = self.x.shape().split_last() else {
-            return wrong("x", "[.., D], at least one axis".into(), &[]);
-        };
-        if d != layout.d() {
-            return wrong("x", format!("[.., {}], the experts' inputs", layout.d()), self.x.shape());
-        }
-        let ids = self.routing.ids.shape();
-        if ids[..ids.len() - 2] != *leading {
-            return wrong("ids", format!("{leading:?} before [H, k], as x has"), ids);
-        }
-        let limit = |operand, quantity, limit: String, actual: usize| {
-            let actual = actual.to_string();
-            Err(Error::SizeLimit { operation: OPERATION, operand, quantity, limit, actual })
-        };
-        if tokens as u64 >= SIDE_LIMIT {
-            return limit("x", "number of tokens", format!("less than {SIDE_LIMIT}"), tokens);
-        }
-        let experts = heads * k;
-        let units = experts.saturating_mul(layout.hidden());
-        if units >= UNITS_LIMIT {
-            return limit(
-                "ids",
-                "number of a token's hidden units",
-                format!("less than {UNITS_LIMIT}"),
-                units,
-            );
-        }
-        let row = layout.d().max(layout.o()) * size_of::<T>();
-        if row as u64 >= ROW_LIMIT {
-            return limit("x", "length of a row", format!("less than {ROW_LIMIT} bytes"), row);
-        }
-        if self.experts.count() == 0 && tokens * experts > 0 {
-            return limit("experts", "number of rows", "at least 1".into(), 0);
-        }
-        let x = matrix("x", self.x)?;
-        expect_contiguous_rows("x", &x)?;
-        let y_shape = [leading, &[layout.o()]].concat();
-        Ok(Checked { x, tokens, experts, y_shape })
+        self.inputs().checked(OPERATION, self.stream)
+    }
+
+    fn inputs(&self) -> Inputs<'a, T> {
+        Inputs { x: self.x, routing: self.routing, experts: self.experts }
     }
 
     fn choose(&self, checked: &Checked<T>) -> Result<Work> {
@@ -386,23 +428,7 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
         let mut y = y.flatten_leading()?;
         let work = self.choose(checked)?;
         let (x_arg, y_arg) = (Global::new(checked.x.arg().address()), GlobalMut::new(y.arg_mut().address()));
-        let params = ExpertParams {
-            stride_x: row_stride(&checked.x),
-            stride_y: row_stride(&y),
-            unit_bytes: layout.unit_bytes() as u64,
-            d: layout.d() as u32,
-            o: layout.o() as u32,
-            experts: checked.experts as u32,
-            hidden: layout.hidden() as u32,
-            input_bytes: layout.input_bytes() as u32,
-            v_at: layout.v_at() as u32,
-            scales_at: layout.scales_at() as u32,
-            lanes: 1,
-            splits: 1,
-            activation: self.activation.on_device(),
-            element: T::ON_DEVICE,
-            cluster: 1,
-        };
+        let params = self.inputs().params(checked, row_stride(&y), self.activation);
         let mut used: Vec<&dyn Operand> = vec![&checked.x, &ids, &gates, &y];
         used.extend(self.experts.operands());
         match work {
@@ -472,25 +498,29 @@ impl<T: Element> Checked<T> {
 }
 
 /// The tensor as a matrix.
-fn matrix<T: Element>(operand: &'static str, tensor: &Tensor<T>) -> Result<Tensor<T>> {
+fn matrix<T: Element>(
+    operation: &'static str,
+    operand: &'static str,
+    tensor: &Tensor<T>,
+) -> Result<Tensor<T>> {
     tensor.flatten_leading().map_err(|error| match error {
-        Error::Stride { expected, actual, .. } => {
-            Error::Stride { operation: OPERATION, operand, expected, actual }
-        }
-        Error::Shape { expected, actual, .. } => {
-            Error::Shape { operation: OPERATION, operand, expected, actual }
-        }
+        Error::Stride { expected, actual, .. } => Error::Stride { operation, operand, expected, actual },
+        Error::Shape { expected, actual, .. } => Error::Shape { operation, operand, expected, actual },
         other => other,
     })
 }
 
 /// The error for a matrix whose rows are not contiguous.
-fn expect_contiguous_rows<T: Element>(operand: &'static str, matrix: &Tensor<T>) -> Result<()> {
+fn expect_contiguous_rows<T: Element>(
+    operation: &'static str,
+    operand: &'static str,
+    matrix: &Tensor<T>,
+) -> Result<()> {
     if matrix.is_empty() || matrix.shape()[1] == 1 || matrix.strides()[1] == 1 {
         return Ok(());
     }
     let (expected, actual) = ("1 along the last axis".into(), matrix.strides().to_vec());
-    Err(Error::Stride { operation: OPERATION, operand, expected, actual })
+    Err(Error::Stride { operation, operand, expected, actual })
 }
 
 /// Elements from one row to the next.

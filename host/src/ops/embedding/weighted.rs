@@ -1,0 +1,97 @@
+//! Sums of rows that are used several times, each time with weights of its own.
+
+use warpsmith_dsl::embedding::{GradientParams, WeightedParams};
+use warpsmith_dsl::launch::{Global, Kernel};
+use warpsmith_dsl::rows::AnyRows;
+
+use super::{EmbeddingElement, GradientPlan, Order};
+use crate::error::Result;
+use crate::ops::rows::{RowElement, Sizes, as_rows, kind, rows_of};
+use crate::stream::Stream;
+use crate::tensor::Tensor;
+
+/// What rows are multiplied with.
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct Weights<'a> {
+    /// `[tokens · uses, sums]` without gaps: of each use one for each sum.
+    pub(in crate::ops) weights: &'a Tensor<f32>,
+    /// Uses of a row.
+    pub(in crate::ops) uses: usize,
+    /// Sums of an id, at most as many as a grid has blocks along z.
+    pub(in crate::ops) sums: usize,
+}
+
+/// Adds up rows times weights for each different id: `to[n, s] = Σ weights[j, s] · rows[j / uses]` over the uses j that have the id number n. `to` is
+/// `[.., sums · D]` without gaps, with a row for each place in `starts`; of these there are `count`.
+pub(in crate::ops) fn add_weighted<T: EmbeddingElement, R: RowElement>(
+    stream: &Stream,
+    rows: &Tensor<T>,
+    Weights { weights, uses, sums }: Weights<'_>,
+    (order, limit): (&Order, usize),
+    (starts, count): (&Tensor<u32>, &Tensor<u32>),
+    to: &Tensor<R>,
+) -> Result<()> {
+    let sizes = Sizes::of("embedding", "rows", rows.shape())?;
+    if sizes.are_none() || to.is_empty() {
+        return Ok(());
+    }
+    let (device, rows) = (stream.device(), as_rows(rows, stream)?);
+    let from = rows_of(&rows);
+    let all = rows_of(to);
+    // The sums of an id are aligned as rows of so many columns are.
+    let one = AnyRows { stride: sizes.columns as u64, ..all };
+    let plan = GradientPlan::new::<T>(sizes, starts.len() as u64, [from, one]);
+    let params = WeightedParams {
+        rows: GradientParams {
+            dy: Global::new(from.base),
+            dy_stride: from.stride,
+            keys: order.keys.arg(),
+            tokens: order.tokens.arg(),
+            starts: starts.arg(),
+            distinct: count.arg(),
+            to: all,
+            count: order.keys.len() as u32,
+            columns: sizes.columns as u32,
+            threads: plan.threads,
+            limit: limit as u32,
+        },
+        weights: weights.arg(),
+        sum_bytes: (sizes.columns * size_of::<R>()) as u64,
+        uses: uses as u32,
+        sums: sums as u32,
+    };
+    let most = device.properties().max_grid[2] as usize;
+    // SAFETY: the sizes and strides are those of the tensors; the sums share no memory with anything. Tensors are freed in the order of their home streams, which
+    // `with_operands` makes wait for this work.
+    stream.with_operands(&[&rows, &order.keys, &order.tokens, weights, starts, count, to], || unsafe {
+        for first in (0..sums).step_by(most) {
+            let mut params = params;
+            params.rows.to.base += first as u64 * params.sum_bytes;
+            params.weights = params.weights.offset(first as u64);
+            let grid = [plan.grid[0], plan.grid[1], (sums - first).min(most) as u32];
+            if plan.vector {
+                device.kernel::<T::Weighted>()?.launch(stream, grid, (params,))?;
+            } else {
+                device.kernel::<T::WeightedAny>()?.launch(stream, grid, (params,))?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The kernel that [`add_weighted`] runs, and its blocks, if rows and sums are without gaps or copied so.
+pub(in crate::ops) fn weighted_kernel<T: EmbeddingElement>(
+    [tokens, columns]: [usize; 2],
+    ids: usize,
+    sums: usize,
+) -> Option<(&'static str, u32)> {
+    let sizes = Sizes { rows: tokens, columns };
+    if sizes.are_none() {
+        return None;
+    }
+    let dense = |kind| AnyRows { base: 1 << 8, stride: columns as u64, kind, offset: 0.0 };
+    let operands = [dense(kind::<T>()), dense(kind::<f32>())];
+    let plan = GradientPlan::new::<T>(sizes, ids as u64, operands);
+    let name = if plan.vector { T::Weighted::DECLARATION.name } else { T::WeightedAny::DECLARATION.name };
+    Some((name, plan.grid[0] * plan.grid[1] * sums as u32))
+}

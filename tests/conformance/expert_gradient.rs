@@ -1,0 +1,202 @@
+//! Gradients of experts: against their f64 reference, exact where they have to be, bit by bit the same wherever rows are, and
+//! what is refused.
+
+use half::bf16;
+use libtest_mimic::Failed;
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+use warpsmith::ops::peer::ExpertFormat;
+use warpsmith::ops::{self, Activation};
+use warpsmith::{Device, DeviceKind, Error, Tensor};
+use warpsmith_lab::cases::{Data, ExpertCase, Residence};
+use warpsmith_lab::validate;
+
+use crate::expert_mlp::{expert_case, numbers, routing, runner, table};
+use crate::{Case, cases, drawn};
+
+pub(crate) const CASES: &[(&str, Case)] = cases![
+    gradients_drawn_stay_within_their_bound,
+    gradients_of_integers_drawn_are_exact,
+    gradients_are_the_same_bits_wherever_rows_are,
+    gradients_with_ids_of_no_expert_count_for_none,
+    gradients_without_experts_are_zeros,
+    gradients_are_rounded_once_and_those_of_frozen_experts_are_left_out,
+    captured_gradients_are_the_same_bits,
+    gradients_that_do_not_fit_are_refused,
+];
+
+/// Whether the gradients were exact.
+fn check_gradients(device: &Device, case: &ExpertCase) -> Result<bool, TestCaseError> {
+    let what = format!("gradients of {} x {} {}: {}", case.format, case.dtype, case.shape(), case.options());
+    // dx, and a gradient for each gate and number of the experts in use.
+    let least = case.tokens * (case.d + case.heads * case.k);
+    Ok(drawn::passed(validate::expert_gradients(device, case), &what, least)?.exact)
+}
+
+fn gradient_case(data: Data) -> impl Strategy<Value = ExpertCase> {
+    expert_case(data).prop_map(|case| ExpertCase { blocks: None, ..case })
+}
+
+fn gradients_drawn_stay_within_their_bound(device: &Device) -> Result<(), Failed> {
+    Ok(runner(device)?
+        .run(&gradient_case(Data::Uniform), |case| check_gradients(device, &case).map(|_| ()))?)
+}
+
+/// As few units as for outputs. Codes of 8 bits are too large for the products of three of them.
+fn gradients_of_integers_drawn_are_exact(device: &Device) -> Result<(), Failed> {
+    let exact = gradient_case(Data::Integers).prop_map(|case| ExpertCase {
+        activation: if case.gated { Activation::Relu } else { Activation::None },
+        hidden: 1,
+        heads: case.heads.min(2),
+        k: case.k.min(3),
+        gated: case.gated && case.format != ExpertFormat::Int8,
+        ..case
+    });
+    Ok(runner(device)?.run(&exact, |case| {
+        let exact = check_gradients(device, &case)?;
+        prop_assert!(exact || case.format == ExpertFormat::Int8, "not exact");
+        Ok(())
+    })?)
+}
+
+fn gradients_are_the_same_bits_wherever_rows_are(device: &Device) -> Result<(), Failed> {
+    Ok(runner(device)?.run(&gradient_case(Data::Uniform), |case| {
+        let bits = |residence| {
+            validate::expert_gradient_bits(device, &ExpertCase { residence, ..case.clone() })
+                .map_err(|error| TestCaseError::fail(error.to_string()))
+        };
+        let resident = bits(Residence::Resident)?;
+        prop_assert_eq!(&resident, &bits(Residence::Slots)?);
+        prop_assert_eq!(&resident, &bits(Residence::Mixed)?);
+        Ok(())
+    })?)
+}
+
+/// x and dy for so many tokens of [`table`]'s experts.
+fn rows(device: &Device, tokens: usize) -> warpsmith::Result<[Tensor<f32>; 2]> {
+    Ok([
+        Tensor::from_slice(device, &numbers(tokens * 16, 6), [tokens, 16])?,
+        Tensor::from_slice(device, &numbers(tokens * 8, 7), [tokens, 8])?,
+    ])
+}
+
+fn gradients_with_ids_of_no_expert_count_for_none(device: &Device) -> Result<(), Failed> {
+    let table = table(device, 5, 16, 8)?;
+    let [x, dy] = rows(device, 3)?;
+    for bad in [5, 6, u32::MAX] {
+        let routing = routing(device, &[0, 1, 4, bad, 2, 0], &[3, 1, 2])?;
+        let result = ops::expert_mlp_backward(&x, &routing, &table, &dy).run();
+        if device.kind() == DeviceKind::Cpu {
+            assert!(matches!(result, Err(Error::Argument { argument: "an id", .. })));
+            continue;
+        }
+        let gradients = result?;
+        let dx = gradients.dx.to_vec()?;
+        assert!(dx[..16].iter().chain(&dx[32..]).all(|dx| dx.is_finite()));
+        assert!(dx[16..32].iter().all(|dx| dx.is_nan()));
+        let is_nan: Vec<bool> = gradients.dgates.to_vec()?.iter().map(|dgate| dgate.is_nan()).collect();
+        assert_eq!(is_nan, [false, false, false, true, false, false]);
+        let (ids, vectors) = gradients.experts.expect("they are not frozen").read()?;
+        assert_eq!(ids, [0, 1, 2, 4]);
+        assert!(vectors.iter().flatten().all(|number| number.is_finite()));
+    }
+    Ok(())
+}
+
+fn gradients_without_experts_are_zeros(device: &Device) -> Result<(), Failed> {
+    let [x, dy] = rows(device, 2)?;
+    for count in [0, 3] {
+        let table = table(device, count, 16, 8)?;
+        let gradients =
+            ops::expert_mlp_backward(&x, &routing(device, &[], &[2, 4, 0])?, &table, &dy).run()?;
+        assert_eq!(gradients.dx.to_vec()?, [0.0; 32]);
+        let (ids, [u, w, v]) = gradients.experts.expect("they are not frozen").read()?;
+        assert_eq!((ids.len(), u.len(), w.len(), v.len()), (0, 0, 0, 0));
+    }
+    let none = Tensor::<f32>::zeros(device, [0, 16])?;
+    let no_dy = Tensor::<f32>::zeros(device, [0, 8])?;
+    let nowhere = routing(device, &[], &[0, 1, 2])?;
+    let gradients = ops::expert_mlp_backward(&none, &nowhere, &table(device, 3, 16, 8)?, &no_dy).run()?;
+    assert_eq!((gradients.dx.shape(), gradients.dgates.shape()), (&[0, 16][..], &[0, 1, 2][..]));
+    Ok(())
+}
+
+fn gradients_are_rounded_once_and_those_of_frozen_experts_are_left_out(
+    device: &Device,
+) -> Result<(), Failed> {
+    let table = table(device, 5, 16, 8)?;
+    let [x, dy] = rows(device, 3)?;
+    let routing = routing(device, &[0, 1, 4, 1, 2, 0], &[3, 1, 2])?;
+    let backward = ops::expert_mlp_backward(&x, &routing, &table, &dy);
+    let whole = backward.run()?;
+    let (ids, vectors) = whole.experts.expect("they are not frozen").read()?;
+    let narrow = backward.run_as::<bf16>()?.experts.expect("they are not frozen").read()?;
+    assert_eq!(ids, narrow.0);
+    for (wide, narrow) in vectors.iter().zip(&narrow.1) {
+        assert!(wide.iter().copied().map(bf16::from_f32).eq(narrow.iter().copied()));
+    }
+    let frozen = ops::expert_mlp_backward(&x, &routing, &table, &dy).frozen().run()?;
+    assert!(frozen.experts.is_none());
+    assert_eq!(frozen.dx.to_vec()?, whole.dx.to_vec()?);
+    assert_eq!(frozen.dgates.to_vec()?, whole.dgates.to_vec()?);
+    Ok(())
+}
+
+fn captured_gradients_are_the_same_bits(device: &Device) -> Result<(), Failed> {
+    let table = table(device, 5, 16, 8)?;
+    let [x, dy] = rows(device, 3)?;
+    let mut routing = routing(device, &[0; 6], &[3, 1, 2])?;
+    let result = ops::expert_mlp_backward(&x, &routing, &table, &dy).run()?;
+    let (stream, mut written, read) = (device.new_stream()?, result.clone(), routing.clone());
+    let work = || ops::expert_mlp_backward(&x, &read, &table, &dy).on(&stream).run_into(&mut written);
+    // SAFETY: the work borrows the tensors that it uses; what it makes it drops.
+    let mut graph = unsafe { stream.capture(work)? };
+    for first in 0..3u32 {
+        routing.ids.write_slice(&(first..first + 6).map(|id| id * id % 5).collect::<Vec<_>>())?;
+        let expected = ops::expert_mlp_backward(&x, &routing, &table, &dy).run()?;
+        graph.launch()?;
+        assert_eq!(result.dx.to_vec()?, expected.dx.to_vec()?, "ids from {first} on");
+        assert_eq!(result.dgates.to_vec()?, expected.dgates.to_vec()?, "ids from {first} on");
+        let read = |of: &ops::peer::ExpertMlpGradients<f32>| of.experts.as_ref().map(|of| of.read());
+        assert_eq!(read(&result).transpose()?, read(&expected).transpose()?, "ids from {first} on");
+    }
+    Ok(())
+}
+
+fn gradients_that_do_not_fit_are_refused(device: &Device) -> Result<(), Failed> {
+    let experts = table(device, 5, 16, 8)?;
+    let [x, dy] = rows(device, 2)?;
+    let good = routing(device, &[0, 1], &[2, 1, 1])?;
+    let backward = ops::expert_mlp_backward(&x, &good, &experts, &dy);
+    let mut result = backward.run()?;
+    backward.run_into(&mut result)?;
+    let message = |refused: warpsmith::Result<()>| refused.expect_err("it does not fit").to_string();
+    let narrow = dy.slice(1, 0..7)?;
+    let refused = ops::expert_mlp_backward(&x, &good, &experts, &narrow).run();
+    assert!(matches!(refused, Err(Error::Shape { operation: "expert_mlp_backward", operand: "dy", .. })));
+    let across = Tensor::<f32>::zeros(device, [8, 2])?.swap_axes(0, 1)?;
+    let refused = ops::expert_mlp_backward(&x, &good, &experts, &across).run();
+    assert!(matches!(refused, Err(Error::Stride { operand: "dy", .. })));
+    let refused = ops::expert_mlp_backward(&x.slice(1, 1..16)?, &good, &experts, &dy).run();
+    assert!(matches!(refused, Err(Error::Shape { operation: "expert_mlp_backward", operand: "x", .. })));
+
+    let frozen = ops::expert_mlp_backward(&x, &good, &experts, &dy).frozen();
+    assert!(message(frozen.run_into(&mut result)).contains("no experts of the result"));
+    let mut without = frozen.run()?;
+    assert!(message(backward.run_into(&mut without)).contains("there is no experts"));
+    let own = result.experts.as_mut().expect("they are not frozen");
+    let u = own.u.clone();
+    own.w = Some(u.clone());
+    assert!(message(backward.run_into(&mut result)).contains("no w of the result"));
+    result.experts.as_mut().expect("they are not frozen").w = None;
+    let dx = std::mem::replace(&mut result.dx, x.clone());
+    let refused = backward.run_into(&mut result);
+    assert!(matches!(refused, Err(Error::Overlap { operand: "dx", other: "x", .. })));
+    result.dx = u.slice(1, 0..1)?.reshape([2, 16])?;
+    let refused = backward.run_into(&mut result);
+    assert!(matches!(refused, Err(Error::Overlap { operand: "u of the result", other: "dx", .. })));
+    result.dx = dx;
+    result.dgates = Tensor::zeros(device, [2, 1])?;
+    assert!(matches!(backward.run_into(&mut result), Err(Error::Shape { operand: "dgates", .. })));
+    Ok(())
+}
