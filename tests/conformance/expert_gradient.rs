@@ -28,9 +28,17 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
 /// Whether the gradients were exact.
 fn check_gradients(device: &Device, case: &ExpertCase) -> Result<bool, TestCaseError> {
     let what = format!("gradients of {} x {} {}: {}", case.format, case.dtype, case.shape(), case.options());
-    // dx, and a gradient for each gate and number of the experts in use.
-    let least = case.tokens * (case.d + case.heads * case.k);
-    Ok(drawn::passed(validate::expert_gradients(device, case), &what, least)?.exact)
+    let outcome = validate::expert_gradients(device, case);
+    // dx, the gates' gradients, and whole rows of the experts in use, of which there is one or more if there are tokens.
+    let vectors = case.d * if case.gated { 2 } else { 1 } + case.o;
+    let (uses, row) = (case.tokens * case.heads * case.k, case.hidden * vectors);
+    let compared = outcome.as_ref().map_or(0, |outcome| outcome.compared);
+    let of_rows = compared.checked_sub(case.tokens * case.d + uses);
+    let rows = of_rows.and_then(|of_rows| if row == 0 { Some(0) } else { Some(of_rows / row) });
+    let is_whole = rows.is_some_and(|rows| rows <= uses && (row == 0 || (rows > 0) == (uses > 0)));
+    let outcome = drawn::passed(outcome, &what, compared)?;
+    prop_assert!(is_whole, "{what}: not every element was compared, but {compared}");
+    Ok(outcome.exact)
 }
 
 fn gradient_case(data: Data) -> impl Strategy<Value = ExpertCase> {

@@ -4,9 +4,11 @@ use candle_core::{DType, Tensor};
 use warpsmith::cpu::Operand;
 use warpsmith::ops;
 use warpsmith::ops::Activation;
-use warpsmith::ops::peer::{ExpertFormat, ExpertInput, ExpertTable, Gate, QueryNorm, Routing, RoutingInput};
+use warpsmith::ops::peer::{
+    ExpertFormat, ExpertInput, ExpertMlpGradients, ExpertTable, Gate, QueryNorm, Routing, RoutingInput,
+};
 
-use super::with_columns;
+use super::{tracked, with_columns};
 use crate::error::{Error, Result};
 use crate::graph::attach;
 use crate::memory::{Call, Shared, with_element};
@@ -56,8 +58,7 @@ impl Experts {
 ///
 /// # Gradients
 ///
-/// There are none yet: a backward pass through the result is [`Error::NoGradient`]. Without one, tracked operands
-/// are no error.
+/// x and the gates have gradients. The table's vectors are frozen: `warpsmith`'s own `expert_mlp_backward` has theirs.
 pub fn expert_mlp<'a>(
     x: &'a Tensor,
     ids: &'a Tensor,
@@ -98,10 +99,10 @@ impl ExpertMlpOp<'_> {
             .with_contiguous_rows()?
             .with(("ids", self.ids), &[DType::U32])?
             .with(("gates", self.gates), &[DType::F32])?;
-        with_element!(call, T => self.run_as::<T>(&call))
+        with_element!(call, T => self.run_as::<T>(call))
     }
 
-    fn run_as<T: Shared + ExpertInput>(&self, call: &Call) -> Result<Tensor> {
+    fn run_as<T: Shared + ExpertInput>(&self, call: Call) -> Result<Tensor> {
         let mut y = call.fresh::<T>(with_columns(self.x, self.experts.table.layout().o()))?;
         {
             let locked = call.lock();
@@ -110,11 +111,40 @@ impl ExpertMlpOp<'_> {
             let operation = ops::expert_mlp(&x, &routing, &self.experts.table).activation(self.activation);
             operation.on(call.stream()).run_into(&mut *y.open()?)?;
         }
-        let reason = "expert MLPs have no backward pass yet; train them with operations of candle's";
-        attach(call.operation, y.finish(), &[self.x, self.gates], move |_, _| {
-            Err(Error::NoGradient { operation: "expert_mlp", operand: "x or gates", reason })
+        let wanted = tracked([Some(self.x), Some(self.gates)]);
+        let (table, activation) = (self.experts.table.clone(), self.activation);
+        attach("expert_mlp", y.finish(), &[self.x, self.gates], move |_, dy| {
+            backward::<T>(&call, &table, activation, wanted, dy)
         })
     }
+}
+
+/// The gradients of x and of the gates.
+fn backward<T: Shared + ExpertInput>(
+    forward: &Call,
+    table: &ExpertTable,
+    activation: Activation,
+    [has_dx, has_dgates]: [bool; 2],
+    dy: &Tensor,
+) -> Result<Vec<Option<Tensor>>> {
+    let [x, ids, gates] = [0, 1, 2].map(|index| forward.operand(index));
+    let call = Call::new("expert_mlp_backward", &[("x", x), ("dy", dy)])?
+        .with_contiguous_rows()?
+        .with(("ids", ids), &[DType::U32])?
+        .with(("gates", gates), &[DType::F32])?;
+    let (mut dx, mut dgates) = (call.fresh::<T>(x.shape())?, call.fresh::<f32>(gates.shape())?);
+    {
+        let locked = call.lock();
+        let (x, dy) = (locked.view::<T>(0)?, locked.view::<T>(1)?);
+        let (ids, gates) = (locked.view::<u32>(2)?, locked.view::<f32>(3)?);
+        let routing = Routing { ids: ids.clone(), gates: gates.clone() };
+        let (dx, dgates) = (dx.open()?, dgates.open()?);
+        let mut gradients =
+            ExpertMlpGradients::<T> { dx: dx.clone(), dgates: dgates.clone(), experts: None };
+        let operation = ops::expert_mlp_backward(&x, &routing, table, &dy).activation(activation).frozen();
+        operation.on(call.stream()).run_into(&mut gradients)?;
+    }
+    Ok(vec![has_dx.then(|| dx.finish().detached()), has_dgates.then(|| dgates.finish().detached())])
 }
 
 /// The k best of n² experts for each row of `x` `[.., in]` and head, by sums of scores of two sets of n sub-keys:

@@ -5,8 +5,9 @@ use proptest::prelude::*;
 use warpsmith_candle::warpsmith::ops::peer::{ExpertFormat, Gate, QueryNorm};
 use warpsmith_candle::{Activation, Error, Experts, expert_mlp, product_key_topk};
 
-use crate::inputs::{Numbers, View, backward, devices, is_for, sizes, types, views};
-use crate::linear::activate;
+use crate::activated as activated_of;
+use crate::inputs::{Numbers, View, backward, devices, is_for, judge_gradients, sizes, types, views};
+use crate::linear::{activate, gradient_of_argument};
 use crate::near::Near;
 
 proptest! {
@@ -58,37 +59,55 @@ fn check_experts(
         let (u, w, v) =
             (numbers.tensor(&[EXPERTS, d])?, numbers.tensor(&[EXPERTS, d])?, numbers.tensor(&[EXPERTS, o])?);
         let ids = numbers.ids(&[tokens, heads, k], EXPERTS)?;
-        let gates = Numbers::new(seed ^ 1, &device, DType::F32).tensor(&[tokens, heads, k])?;
+        let gates = Numbers::new(seed ^ 1, &device, DType::F32).operand(&[tokens, heads, k], View::Plain)?;
         let experts = Experts::new(format(dtype), &u, is_gated.then_some(&w), &v)?;
-        let y = expert_mlp(&x.tensor, &ids, &gates, &experts).activation(activation).run()?;
+        let y = expert_mlp(&x.tensor, &ids, &gates.tensor, &experts).activation(activation).run()?;
         assert_eq!(y.dims(), [tokens, o]);
         if tokens == 0 {
             continue;
         }
+        let (all, dy) = (heads * k, numbers.tensor(&[tokens, o])?);
         let of_tokens = |table: &Tensor| -> Result<Near> {
             let ids = ids.to_device(&candle_core::Device::Cpu)?.flatten_all()?;
             let width = table.dim(1)?;
-            Near::input(table)?.view(|x| x.index_select(&ids, 0)?.reshape((tokens, heads * k, width)))
+            Near::input(table)?.view(|x| x.index_select(&ids, 0)?.reshape((tokens, all, width)))
         };
-        let column = x.near()?.view(|x| x.reshape((tokens, d, 1)))?;
-        // Sums of d products, in whatever order: a rounding for each at most.
-        let dot = |table: &Tensor| -> Result<Near> {
-            let products = of_tokens(table)?.mul(&column.view(|x| x.transpose(1, 2))?)?;
-            products.sum_last()
+        // Sums of so many products, in whatever order: a rounding for each at most.
+        let dot = |table: &Tensor, rows: &Near| -> Result<Near> {
+            of_tokens(table)?.mul(&rows.view(|x| x.unsqueeze(1))?)?.sum_last()
         };
-        let mut unit = activate(&dot(&u)?, activation)?;
-        if is_gated {
-            unit = unit.mul(&dot(&w)?)?;
-        }
-        let gated = unit.mul(&Near::input(&gates)?.view(|x| x.reshape((tokens, heads * k, 1)))?)?;
+        let z = dot(&u, &x.near()?)?;
+        let activated = activate(&z, activation)?;
+        let other = if is_gated { Some(dot(&w, &x.near()?)?) } else { None };
+        let times_other = |near: &Near| other.as_ref().map_or(Ok(near.clone()), |other| near.mul(other));
+        let unit = times_other(&activated)?;
+        let gate = gates.near()?.view(|x| x.reshape((tokens, all, 1)))?;
+        let gated = unit.mul(&gate)?;
         gated.mul(&of_tokens(&v)?)?.sum(1)?.view(|x| x.reshape((tokens, o)))?.judge("y", &y)?;
 
-        // There is no backward pass, and that is said.
-        let error = backward(&y, &y.detach()).unwrap_err();
-        assert!(
-            matches!(Error::find(&error), Some(Error::NoGradient { operation: "expert_mlp", .. })),
-            "{error}"
-        );
+        let t = dot(&v, &Near::input(&dy)?)?;
+        let of_t = gate.mul(&t)?;
+        let of_u = gradient_of_argument(&times_other(&of_t)?, &z, activation, DType::F32)?;
+        let mut dx = of_u.mul(&of_tokens(&u)?)?.sum(1)?;
+        if is_gated {
+            dx = dx.add(&of_t.mul(&activated)?.mul(&of_tokens(&w)?)?.sum(1)?)?;
+        }
+        let dx = dx.view(|x| x.reshape((tokens, d)))?;
+        let dgates = unit.mul(&t)?.view(|x| x.reshape((tokens, heads, k)))?;
+
+        let (xv, gv) = (x.wide()?, gates.wide()?);
+        let product = |table: &Tensor| -> Result<Tensor> {
+            of_tokens(table)?.exact.broadcast_mul(&xv.unsqueeze(1)?)?.sum_keepdim(2)
+        };
+        let mut wide = activated_of(&product(&u)?, activation)?;
+        if is_gated {
+            wide = (wide * product(&w)?)?;
+        }
+        let wide = wide.broadcast_mul(&gv.reshape((tokens, all, 1))?)?;
+        let wide = wide.broadcast_mul(&of_tokens(&v)?.exact)?.sum(1)?;
+        let of_candle = backward(&wide, &Near::input(&dy)?.exact)?;
+        let operands = [("dx", &x, &xv, dx), ("dgates", &gates, &gv, dgates)];
+        judge_gradients(&backward(&y, &dy)?, &of_candle, &operands)?;
     }
     Ok(())
 }
