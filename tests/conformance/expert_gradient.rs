@@ -5,9 +5,9 @@ use half::bf16;
 use libtest_mimic::Failed;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use warpsmith::ops::peer::ExpertFormat;
+use warpsmith::ops::peer::{ExpertFormat, ExpertTable};
 use warpsmith::ops::{self, Activation};
-use warpsmith::{Device, DeviceKind, Error, Tensor};
+use warpsmith::{DType, Device, DeviceKind, Error, Tensor};
 use warpsmith_lab::cases::{Data, ExpertCase, Residence};
 use warpsmith_lab::validate;
 
@@ -22,6 +22,9 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     gradients_without_experts_are_zeros,
     gradients_are_rounded_once_and_those_of_frozen_experts_are_left_out,
     captured_gradients_are_the_same_bits,
+    gradients_of_any_layout_are_those_of_copies,
+    gradients_of_parts_add_up_to_those_of_the_table,
+    gradients_of_very_many_hidden_units_are_right,
     gradients_that_do_not_fit_are_refused,
 ];
 
@@ -34,7 +37,7 @@ fn check_gradients(device: &Device, case: &ExpertCase) -> Result<bool, TestCaseE
     let (uses, row) = (case.tokens * case.heads * case.k, case.hidden * vectors);
     let compared = outcome.as_ref().map_or(0, |outcome| outcome.compared);
     let of_rows = compared.checked_sub(case.tokens * case.d + uses);
-    let rows = of_rows.and_then(|of_rows| if row == 0 { Some(0) } else { Some(of_rows / row) });
+    let rows = of_rows.map(|of_rows| of_rows.checked_div(row).unwrap_or(0));
     let is_whole = rows.is_some_and(|rows| rows <= uses && (row == 0 || (rows > 0) == (uses > 0)));
     let outcome = drawn::passed(outcome, &what, compared)?;
     prop_assert!(is_whole, "{what}: not every element was compared, but {compared}");
@@ -121,10 +124,17 @@ fn gradients_without_experts_are_zeros(device: &Device) -> Result<(), Failed> {
         let (ids, [u, w, v]) = gradients.experts.expect("they are not frozen").read()?;
         assert_eq!((ids.len(), u.len(), w.len(), v.len()), (0, 0, 0, 0));
     }
+    // On another stream than the results'.
+    let (table, nowhere) = (table(device, 3, 16, 8)?, routing(device, &[], &[2, 4, 0])?);
+    let mut result = ops::expert_mlp_backward(&x, &nowhere, &table, &dy).run()?;
+    result.experts.as_mut().expect("they are not frozen").count.write_slice(&[7])?;
+    let stream = device.new_stream()?;
+    ops::expert_mlp_backward(&x, &nowhere, &table, &dy).on(&stream).run_into(&mut result)?;
+    assert_eq!(result.experts.expect("they are not frozen").count.to_vec()?, [0]);
     let none = Tensor::<f32>::zeros(device, [0, 16])?;
     let no_dy = Tensor::<f32>::zeros(device, [0, 8])?;
     let nowhere = routing(device, &[], &[0, 1, 2])?;
-    let gradients = ops::expert_mlp_backward(&none, &nowhere, &table(device, 3, 16, 8)?, &no_dy).run()?;
+    let gradients = ops::expert_mlp_backward(&none, &nowhere, &table, &no_dy).run()?;
     assert_eq!((gradients.dx.shape(), gradients.dgates.shape()), (&[0, 16][..], &[0, 1, 2][..]));
     Ok(())
 }
@@ -171,6 +181,82 @@ fn captured_gradients_are_the_same_bits(device: &Device) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Several leading axes, dy with its axes exchanged, x within wider rows, ids and gates with gaps.
+fn gradients_of_any_layout_are_those_of_copies(device: &Device) -> Result<(), Failed> {
+    let table = table(device, 5, 16, 8)?;
+    let wide = Tensor::from_slice(device, &numbers(6 * 19, 6), [2, 3, 19])?;
+    let dy = Tensor::from_slice(device, &numbers(48, 7), [3, 8, 2])?.swap_axes(0, 2)?.swap_axes(1, 2)?;
+    let ids: Vec<u32> = (0..36).map(|at| at * at % 5).collect();
+    let whole = routing(device, &ids, &[2, 3, 2, 3])?;
+    let (ids, gates) = (whole.ids.slice(3, 1..3)?, whole.gates.slice(3, 1..3)?);
+    let x = wide.slice(2, 1..17)?;
+    let views = ops::peer::Routing { ids, gates };
+    let copies = ops::peer::Routing { ids: views.ids.contiguous()?, gates: views.gates.contiguous()? };
+    let (x_copy, dy_copy) = (x.contiguous()?, dy.contiguous()?);
+    let of_views = ops::expert_mlp_backward(&x, &views, &table, &dy);
+    let of_copies = ops::expert_mlp_backward(&x_copy, &copies, &table, &dy_copy);
+    if device.kind() != DeviceKind::Cpu {
+        let [views, copies] = [&of_views, &of_copies].map(|op| op.implementation());
+        let [views, copies] = [views?.to_string(), copies?.to_string()];
+        assert!(views.contains("embedding_weighted_any_f32") && views.contains("embedding_order"), "{views}");
+        assert!(!copies.contains("embedding_weighted_any_f32"), "{copies}");
+    }
+    let (got, expected) = (of_views.run()?, of_copies.run()?);
+    assert_eq!((got.dx.shape(), got.dgates.shape()), (&[2, 3, 16][..], &[2, 3, 2, 2][..]));
+    assert_eq!(got.dx.to_vec()?, expected.dx.to_vec()?);
+    assert_eq!(got.dgates.to_vec()?, expected.dgates.to_vec()?);
+    let read = |of: &ops::peer::ExpertMlpGradients<f32>| of.experts.as_ref().map(|of| of.read());
+    assert_eq!(read(&got).transpose()?, read(&expected).transpose()?);
+    Ok(())
+}
+
+fn gradients_of_parts_add_up_to_those_of_the_table(device: &Device) -> Result<(), Failed> {
+    let (u, v) = (numbers(4 * 16, 4), numbers(4 * 8, 5));
+    let of = |u: &[f32], v: &[f32]| -> warpsmith::Result<ExpertTable> {
+        let count = u.len() / 16;
+        let u = Tensor::from_slice(device, u, [count, 16])?;
+        ExpertTable::from_tensors(ExpertFormat::F32, &u, None, &Tensor::from_slice(device, v, [count, 8])?)
+    };
+    // Each part has two of the experts, and zeros.
+    let part = |first: usize| -> warpsmith::Result<ExpertTable> {
+        let (u, v) = (&u[first * 16..][..32], &v[first * 8..][..16]);
+        let rows = of(&[u, &[0.0; 16]].concat(), &[v, &[0.0; 8]].concat())?;
+        let slots: Vec<u32> =
+            (0..4).map(|id: usize| id.checked_sub(first).map_or(2, |slot| slot.min(2) as u32)).collect();
+        ExpertTable::part(&rows, &slots)
+    };
+    let [x, dy] = rows(device, 3)?;
+    let routing = routing(device, &[0, 1, 3, 1, 2, 0], &[3, 1, 2])?;
+    let run = |table: &ExpertTable| -> warpsmith::Result<_> {
+        let gradients =
+            ops::expert_mlp_backward(&x, &routing, table, &dy).activation(Activation::Relu).run()?;
+        let (ids, [u, _, v]) = gradients.experts.expect("they are not frozen").read()?;
+        Ok((ids, [gradients.dx.to_vec()?, gradients.dgates.to_vec()?, u, v]))
+    };
+    let (ids, whole) = run(&of(&u, &v)?)?;
+    let parts = [run(&part(0)?)?, run(&part(2)?)?];
+    assert!(parts.iter().all(|(of_part, _)| *of_part == ids));
+    for (index, whole) in whole.iter().enumerate() {
+        // Multiples of 1/8 each, of which sums of products of three are exact.
+        let sum = parts[0].1[index].iter().zip(&parts[1].1[index]).map(|(one, other)| one + other);
+        assert!(sum.eq(whole.iter().copied()), "gradient {index}");
+    }
+    Ok(())
+}
+
+/// More sums than a grid has blocks along z.
+fn gradients_of_very_many_hidden_units_are_right(device: &Device) -> Result<(), Failed> {
+    let case = ExpertCase {
+        hidden: 1 << 16,
+        experts: 2,
+        activation: Activation::Relu,
+        data: Data::Uniform,
+        ..ExpertCase::new(DType::F32, ExpertFormat::F32, 1, 2, [1, 2])
+    };
+    check_gradients(device, &case)?;
+    Ok(())
+}
+
 fn gradients_that_do_not_fit_are_refused(device: &Device) -> Result<(), Failed> {
     let experts = table(device, 5, 16, 8)?;
     let [x, dy] = rows(device, 2)?;
@@ -182,9 +268,6 @@ fn gradients_that_do_not_fit_are_refused(device: &Device) -> Result<(), Failed> 
     let narrow = dy.slice(1, 0..7)?;
     let refused = ops::expert_mlp_backward(&x, &good, &experts, &narrow).run();
     assert!(matches!(refused, Err(Error::Shape { operation: "expert_mlp_backward", operand: "dy", .. })));
-    let across = Tensor::<f32>::zeros(device, [8, 2])?.swap_axes(0, 1)?;
-    let refused = ops::expert_mlp_backward(&x, &good, &experts, &across).run();
-    assert!(matches!(refused, Err(Error::Stride { operand: "dy", .. })));
     let refused = ops::expert_mlp_backward(&x.slice(1, 1..16)?, &good, &experts, &dy).run();
     assert!(matches!(refused, Err(Error::Shape { operation: "expert_mlp_backward", operand: "x", .. })));
 

@@ -139,8 +139,7 @@ fn backward<T: Shared + ExpertInput>(
         let (ids, gates) = (locked.view::<u32>(2)?, locked.view::<f32>(3)?);
         let routing = Routing { ids: ids.clone(), gates: gates.clone() };
         let (dx, dgates) = (dx.open()?, dgates.open()?);
-        let mut gradients =
-            ExpertMlpGradients::<T> { dx: dx.clone(), dgates: dgates.clone(), experts: None };
+        let mut gradients = ExpertMlpGradients::<T> { dx: dx.clone(), dgates: dgates.clone(), experts: None };
         let operation = ops::expert_mlp_backward(&x, &routing, table, &dy).activation(activation).frozen();
         operation.on(call.stream()).run_into(&mut gradients)?;
     }

@@ -112,6 +112,26 @@ fn check_experts(
     Ok(())
 }
 
+/// What a layer behind the experts hands back need not be without gaps.
+#[test]
+fn gradients_of_a_transposed_output_are_those_of_a_copy() -> Result<()> {
+    let device = candle_core::Device::Cpu;
+    let mut numbers = Numbers::new(3, &device, DType::F32);
+    let (u, v) = (numbers.tensor(&[5, 8])?, numbers.tensor(&[5, 4])?);
+    let experts = Experts::new(ExpertFormat::F32, &u, None, &v)?;
+    let x = candle_core::Var::from_tensor(&numbers.tensor(&[2, 3, 8])?)?;
+    let (ids, gates) = (numbers.ids(&[2, 3, 1, 2], 5)?, numbers.tensor(&[2, 3, 1, 2])?);
+    let dy = numbers.tensor(&[3, 2, 4])?;
+    let y = expert_mlp(&x, &ids, &gates, &experts).run()?;
+    let of_view = backward(&y.transpose(0, 1)?, &dy)?;
+    let of_copy = backward(&y, &dy.transpose(0, 1)?.contiguous()?)?;
+    let of_x = |of: &candle_core::backprop::GradStore| {
+        of.get(&x).expect("a gradient").flatten_all()?.to_vec1::<f32>()
+    };
+    assert_eq!(of_x(&of_view)?, of_x(&of_copy)?);
+    Ok(())
+}
+
 /// Scores of whole numbers are exact: the best sums of two sub-keys' scores, whatever the order of sums.
 fn check_retrieval(tokens: usize, k: usize, dtype: DType, seed: u64) -> Result<()> {
     const N: usize = 7;

@@ -127,16 +127,18 @@ unsafe fn product<F: RowFormat>(
 }
 
 impl Token<'_> {
-    /// The address of an expert's row and its gate: of a row that is there and a gate that is no number, if the expert is none.
+    /// The address of an expert's row, its gate, and whether there is such an expert. If not, the row is another one, and the gate no number.
     #[inline(always)]
-    unsafe fn expert(&self, expert: u32) -> (u64, f32) {
+    unsafe fn expert(&self, expert: u32) -> (u64, f32, bool) {
         let at = self.first + expert as u64;
         // SAFETY: the caller's promise: the token has this expert.
         unsafe {
             let id = ptx::ld_global_b32(self.g.ids.offset(at).address());
             match self.rows.find(id) {
-                Some(row) => (row, f32::from_bits(ptx::ld_global_b32(self.g.gates.offset(at).address()))),
-                None => (self.rows.resident.address(), f32::NAN),
+                Some(row) => {
+                    (row, f32::from_bits(ptx::ld_global_b32(self.g.gates.offset(at).address())), true)
+                }
+                None => (self.rows.resident.address(), f32::NAN, false),
             }
         }
     }
@@ -150,7 +152,7 @@ impl Token<'_> {
         let is_gated = p.v_at != p.input_bytes;
         // SAFETY: the caller's promise.
         unsafe {
-            let (row, gate) = self.expert(expert);
+            let (row, gate, is_there) = self.expert(expert);
             let at = self.first + expert as u64;
             let (mut dgate, mut unit) = (0.0, 0);
             while unit < p.hidden {
@@ -191,8 +193,8 @@ impl Token<'_> {
                 unit = ptx::opaque(unit + 1);
             }
             if warp::lane_id() == 0 {
-                // Of an expert that is none it is no number either.
-                let dgate = if gate.is_nan() { f32::NAN } else { dgate };
+                // Of an expert that is none it is no number.
+                let dgate = if is_there { dgate } else { f32::NAN };
                 ptx::st_global_b32(g.dgates.offset(at).address(), dgate.to_bits());
             }
         }
@@ -208,7 +210,7 @@ impl Token<'_> {
             let (unit, second) = (vector >> (vectors - 1), vector & (vectors - 1));
             // SAFETY: the caller's promise: the token has this unit, and its factors were written before a barrier.
             unsafe {
-                let (row, _) = self.expert(unit / p.hidden.max(1));
+                let (row, ..) = self.expert(unit / p.hidden.max(1));
                 let unit_at = row + (unit % p.hidden.max(1)) as u64 * p.unit_bytes;
                 let factors = if second == 0 { self.g.of_u } else { self.g.of_w };
                 let place = self.first * p.hidden as u64 + unit as u64;

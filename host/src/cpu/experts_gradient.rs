@@ -135,7 +135,7 @@ fn of_token<'r, A: Accumulator>(
 }
 
 /// Adds rows times weights to `sum`, which has as many columns, one use after the other: row `use / uses` times `weight(use)`.
-pub fn add_weighted_rows<A: Accumulator>(
+pub(crate) fn add_weighted_rows<A: Accumulator>(
     rows: &[f32],
     which: &[usize],
     uses: usize,

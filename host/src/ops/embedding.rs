@@ -7,17 +7,13 @@ mod weighted;
 
 use std::collections::BTreeMap;
 
-use warpsmith_dsl::embedding::order::TILE;
 use warpsmith_dsl::embedding::{GatherParams, GradientParams, Ids, WeightedParams};
 use warpsmith_dsl::launch::{Global, GlobalMut, Kernel};
 use warpsmith_dsl::rows::AnyRows;
-use warpsmith_kernels::embedding::{
-    embedding as embedding_kernel, embedding_count, embedding_distinct, embedding_gradient, embedding_order,
-    embedding_sums, embedding_weighted,
-};
+use warpsmith_kernels::embedding::{embedding as embedding_kernel, embedding_gradient, embedding_weighted};
 
 pub(in crate::ops) use order::Order;
-pub(in crate::ops) use weighted::{Weights, add_weighted, weighted_kernel};
+pub(in crate::ops) use weighted::{Weights, add_weighted, order_kernels, weighted_kernel};
 
 use super::elementwise::grid;
 use crate::cpu;
@@ -459,20 +455,13 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
         if sizes.are_none() || self.vocabulary == 0 {
             return Ok(Implementation::Empty);
         }
-        let tiles = (sizes.rows as u32).div_ceil(TILE);
         let dense = |kind| AnyRows { base: 1 << 8, stride: sizes.columns as u64, kind, offset: 0.0 };
         let dy = if is_copied(self.dy) { dense(kind::<T>()) } else { rows_of(&self.dy.flatten_leading()?) };
         let rows = sizes.rows.min(self.vocabulary) as u64;
         let plan = GradientPlan::new::<T>(sizes, rows, [dy, dense(kind::<f32>())]);
-        let launches = [
-            (embedding_count::DECLARATION.name, tiles),
-            (embedding_sums::DECLARATION.name, 1),
-            (embedding_order::DECLARATION.name, tiles),
-            (embedding_distinct::<false>::DECLARATION.name, tiles),
-            (embedding_distinct::<true>::DECLARATION.name, tiles),
-            (plan.name::<T>(), plan.grid[0] * plan.grid[1]),
-        ];
-        let all = launches.into_iter().fold(Implementation::Empty, |all, (name, blocks)| {
+        let sums = (plan.name::<T>(), plan.grid[0] * plan.grid[1]);
+        let launches = order_kernels(sizes.rows).into_iter().chain([sums]);
+        let all = launches.fold(Implementation::Empty, |all, (name, blocks)| {
             all.then(Implementation::kernel(device, name, blocks))
         });
         Ok(all.with_copies(usize::from(is_copied(self.dy)) + usize::from(!self.ids.is_contiguous())))

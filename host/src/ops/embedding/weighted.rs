@@ -1,12 +1,15 @@
 //! Sums of rows that are used several times, each time with weights of its own.
 
+use warpsmith_dsl::embedding::order::TILE;
 use warpsmith_dsl::embedding::{GradientParams, WeightedParams};
 use warpsmith_dsl::launch::{Global, Kernel};
 use warpsmith_dsl::rows::AnyRows;
+use warpsmith_kernels::embedding::{embedding_count, embedding_distinct, embedding_order, embedding_sums};
 
 use super::{EmbeddingElement, GradientPlan, Order};
+use crate::device::Device;
 use crate::error::Result;
-use crate::ops::rows::{RowElement, Sizes, as_rows, kind, rows_of};
+use crate::ops::rows::{RowElement, Sizes, as_rows, is_copied, kind, rows_of};
 use crate::stream::Stream;
 use crate::tensor::Tensor;
 
@@ -79,19 +82,30 @@ pub(in crate::ops) fn add_weighted<T: EmbeddingElement, R: RowElement>(
     })
 }
 
-/// The kernel that [`add_weighted`] runs, and its blocks, if rows and sums are without gaps or copied so.
+/// The kernels that order ids and find different ones, and their blocks, in the order of their first launches.
+pub(in crate::ops) fn order_kernels(ids: usize) -> [(&'static str, u32); 5] {
+    let tiles = (ids as u32).div_ceil(TILE);
+    [
+        (embedding_count::DECLARATION.name, tiles),
+        (embedding_sums::DECLARATION.name, 1),
+        (embedding_order::DECLARATION.name, tiles),
+        (embedding_distinct::<false>::DECLARATION.name, tiles),
+        (embedding_distinct::<true>::DECLARATION.name, tiles),
+    ]
+}
+
+/// The kernel that [`add_weighted`] runs for rows and sums in f32 of so many different ids, and its blocks; none if there is nothing to add up.
 pub(in crate::ops) fn weighted_kernel<T: EmbeddingElement>(
-    [tokens, columns]: [usize; 2],
+    rows: &Tensor<T>,
     ids: usize,
     sums: usize,
+    device: &Device,
 ) -> Option<(&'static str, u32)> {
-    let sizes = Sizes { rows: tokens, columns };
-    if sizes.are_none() {
-        return None;
-    }
-    let dense = |kind| AnyRows { base: 1 << 8, stride: columns as u64, kind, offset: 0.0 };
-    let operands = [dense(kind::<T>()), dense(kind::<f32>())];
-    let plan = GradientPlan::new::<T>(sizes, ids as u64, operands);
+    let sizes = Sizes::of("embedding", "rows", rows.shape()).ok().filter(|sizes| !sizes.are_none())?;
+    let dense = |kind| AnyRows { base: 1 << 8, stride: sizes.columns as u64, kind, offset: 0.0 };
+    let from = if is_copied(rows) { dense(kind::<T>()) } else { rows_of(&rows.flatten_leading().ok()?) };
+    let plan = GradientPlan::new::<T>(sizes, ids as u64, [from, dense(kind::<f32>())]);
     let name = if plan.vector { T::Weighted::DECLARATION.name } else { T::WeightedAny::DECLARATION.name };
-    Some((name, plan.grid[0] * plan.grid[1] * sums as u32))
+    let at_a_time = sums.min(device.properties().max_grid[2] as usize) as u32;
+    Some((name, plan.grid[0].saturating_mul(plan.grid[1]).saturating_mul(at_a_time)))
 }

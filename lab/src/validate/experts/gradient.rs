@@ -1,13 +1,13 @@
 //! Validation of the gradients of experts.
 //!
-//! Write u for 2⁻²⁴. A product of x, or of dy, with a vector of D numbers passes through at most `n = min(D + 1, D/16 + 40)` roundings: a lane adds up
-//! every 32nd chunk, of at most 32 numbers, and lanes are added up in 5 steps; the CPU adds up 16 numbers side by side. With a
-//! scale and a bias there are two more, as in the forward pass. So x·u, x·w and dy·v are known with an error, and what is made of
-//! them has it to first and second order, with a rounding for each product. The slope of an activation changes by at most 0.8 for each
-//! unit of z, that of ReLU by 1 where the sign of z is not known.
+//! Write u for 2⁻²⁴. A product of x, or of dy, with a vector of D numbers passes through at most `n = min(D + 1, D/16 + 40)` roundings. A lane adds up
+//! every 32nd chunk, of at most 32 numbers, and lanes are added up in 5 steps. The CPU adds up 16 numbers side by side. With a
+//! scale and a bias there are three more. So x·u, x·w and dy·v are known with an error. What is made of them has it to first and
+//! second order, with a rounding for each product. The slope of an activation changes by at most 0.8 for each unit of z, that of
+//! ReLU by 1 where the sign of z is not known.
 //!
-//! The gradient of a gate adds up the hidden units; dx twice as many terms as there are vectors, with two more roundings for
-//! scales. A gradient of an expert is a sum over the uses of it, each with one rounding.
+//! The gradient of a gate adds up the hidden units, dx as many terms as there are vectors, with up to four more roundings for
+//! scales and biases. A gradient of an expert is a sum over the uses of it, each with one rounding.
 
 use std::collections::BTreeMap;
 
@@ -376,7 +376,7 @@ impl Token {
         }
         let terms = (of_token * case.hidden * if case.gated { 2 } else { 1 }) as f64;
         for (dx, magnitude) in of.dx.iter_mut().zip(magnitudes) {
-            dx.error = SLACK * (dx.error + (2.0 * terms + 4.0) * (U * magnitude + TINY));
+            dx.error = SLACK * (dx.error + (terms + 4.0) * (U * magnitude + TINY));
             of.magnitude = of.magnitude.max(magnitude);
         }
         of

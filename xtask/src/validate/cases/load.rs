@@ -166,7 +166,7 @@ pub(in super::super) fn works(
         works.extend(cases.map(|case| Work::experts(ExpertCase { seed: next(), ..case })));
     }
     if asked(Operation::ExpertMlpBackward) && has_kernels {
-        let cases = experts(target, false).into_iter();
+        let cases = expert_gradients(target).into_iter();
         works.extend(cases.map(|case| Work::expert_gradients(ExpertCase { seed: next(), ..case })));
     }
     if asked(Operation::Repack) {
@@ -749,6 +749,22 @@ fn experts(target: Target, has_kernels: bool) -> Vec<ExpertCase> {
                 }
                 cases.push(plain);
             }
+        }
+    }
+    cases
+}
+
+/// Gradients of experts of every format and type, of rows that are aligned and that are not.
+fn expert_gradients(target: Target) -> Vec<ExpertCase> {
+    let mut cases = experts(target, false);
+    for case in &mut cases {
+        // The next format has the other kind.
+        if ExpertFormat::ALL.iter().position(|format| *format == case.format).is_some_and(|at| at % 2 == 0) {
+            let columns = if target.on_gpu { 1024 } else { 104 };
+            (case.d, case.o) = (columns, columns);
+        } else {
+            let beside = Placement { before: 1, after: 2 };
+            (case.x, case.y) = (beside, beside);
         }
     }
     cases

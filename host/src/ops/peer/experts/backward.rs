@@ -13,9 +13,9 @@ use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::experts::ExpertFormat;
 use crate::memory::{HostBytes, zeros};
-use crate::ops::embedding::{Order, Weights, add_weighted, weighted_kernel};
+use crate::ops::embedding::{Order, Weights, add_weighted, order_kernels, weighted_kernel};
 use crate::ops::peer::Routing;
-use crate::ops::rows::{RowElement, rounded, widened};
+use crate::ops::rows::{RowElement, as_rows, is_copied, rounded, widened};
 use crate::ops::{Activation, Implementation, SIDE_LIMIT, expect_result};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
@@ -26,14 +26,19 @@ const OPERATION: &str = "expert_mlp_backward";
 
 /// The gradients of [`expert_mlp`](super::expert_mlp) for `x` `[.., D]`, a routing and experts, and `dy` `[.., O]`, the gradient of its output.
 ///
-/// With `z = x·u`, `h = act(z)` or of gated units `act(z) · (x·w)`, and `t = dy·v`, the gradient of a gate g is the sum of `h t` over the expert's units. That of x is the sum of
-/// `g t act′(z) u` over all units, that of a unit's u the sum of `g t act′(z) x` over the tokens that use it, and that of its v the sum of `g h dy`. Of gated units the first two have the
-/// factor `x·w` more, x has also `g t act(z) w`, and w the sum of `g t act(z) x`.
+/// Write `z = x·u`, `h = act(z)`, or `act(z) · (x·w)` of gated units, and `t = dy·v`:
+///
+/// - The gradient of a gate g is the sum of `h t` over the expert's units.
+/// - That of x is the sum of `g t act′(z) u` over all units of the token.
+/// - That of a unit's u is the sum of `g t act′(z) x` over the tokens that use it.
+/// - That of its v is the sum of `g h dy`.
+/// - Of gated units the terms of x and u have the factor `x·w` more. x has also `g t act(z) w`, and w the sum of `g t act(z) x`.
 ///
 /// Sums are in f32, those over tokens in their order: the same bits every time. The gradient of the table is that of the experts in use, a row for each of them. A table that is
 /// quantised has the gradients of the numbers that its codes stand for.
 ///
-/// An id that is not less than the number of experts is an error on the CPU. On a GPU and the emulator it makes the token's dx and the gate's gradient NaN, and counts for no expert.
+/// An id that is not less than the number of experts is an error on the CPU. A GPU and the emulator make the token's dx and the gate's gradient NaN, and the id counts for no expert.
+/// Of a table that is [a part](ExpertTable::part) of one, the rows of other devices' experts are among the gradients, with zeros for u and v.
 ///
 /// ```
 /// use ndarray::array;
@@ -160,7 +165,7 @@ impl<'a, T: ExpertInput> ExpertMlpBackwardOp<'a, T> {
     /// As [`run`](Self::run).
     pub fn run_as<R: RowElement>(&self) -> Result<ExpertMlpGradients<T, R>> {
         let _range = trace::operation(OPERATION);
-        let (checked, dy) = self.checked()?;
+        let checked = self.checked()?;
         let stream = self.stream();
         let experts = if self.is_frozen {
             None
@@ -180,7 +185,7 @@ impl<'a, T: ExpertInput> ExpertMlpBackwardOp<'a, T> {
             dgates: Tensor::uninit_on(&stream, self.routing.gates.shape())?,
             experts,
         };
-        self.write(&stream, &checked, &dy, &mut result)?;
+        self.write(&stream, &checked, &mut result)?;
         Ok(result)
     }
 
@@ -194,7 +199,7 @@ impl<'a, T: ExpertInput> ExpertMlpBackwardOp<'a, T> {
     pub fn run_into<R: RowElement>(&self, result: &mut ExpertMlpGradients<T, R>) -> Result<()> {
         let _range = trace::operation(OPERATION);
         let (operation, device) = (OPERATION, self.x.device());
-        let (checked, dy) = self.checked()?;
+        let checked = self.checked()?;
         let layout = self.experts.layout();
         let ExpertMlpGradients { dx, dgates, experts } = &*result;
         let of_inputs = "the operands";
@@ -228,7 +233,7 @@ impl<'a, T: ExpertInput> ExpertMlpBackwardOp<'a, T> {
             }
         }
         self.expect_apart(result)?;
-        self.write(&self.stream(), &checked, &dy, result)
+        self.write(&self.stream(), &checked, result)
     }
 
     /// Which implementation [`run`](Self::run) would take.
@@ -237,7 +242,7 @@ impl<'a, T: ExpertInput> ExpertMlpBackwardOp<'a, T> {
     ///
     /// As [`run`](Self::run), for the operands.
     pub fn implementation(&self) -> Result<Implementation> {
-        let (checked, _) = self.checked()?;
+        let checked = self.checked()?;
         let (device, layout) = (self.x.device(), self.experts.layout());
         if checked.tokens * checked.experts == 0 {
             return Ok(Implementation::Empty);
@@ -249,17 +254,18 @@ impl<'a, T: ExpertInput> ExpertMlpBackwardOp<'a, T> {
         let mut all = Implementation::kernel(device, kernel.name, checked.tokens as u32);
         if !self.is_frozen {
             let ids = self.shapes(&checked)[0][0];
-            let inputs = if layout.is_gated() { 2 } else { 1 };
-            for columns in std::iter::repeat_n(layout.d(), inputs).chain([layout.o()]) {
-                if let Some((name, blocks)) =
-                    weighted_kernel::<T>([checked.tokens, columns], ids, layout.hidden())
-                {
-                    all = all.then(Implementation::kernel(device, name, blocks));
-                }
+            let mut launches = order_kernels(checked.tokens * checked.experts).to_vec();
+            for rows in [&checked.x, self.dy] {
+                let sums = weighted_kernel(rows, ids, layout.hidden(), device);
+                launches.extend(sums.filter(|(name, _)| launches.iter().all(|(other, _)| other != name)));
+            }
+            for (name, blocks) in launches {
+                all = all.then(Implementation::kernel(device, name, blocks));
             }
         }
-        let copied = [self.routing.ids.is_contiguous(), self.routing.gates.is_contiguous()];
-        Ok(all.with_copies(copied.iter().filter(|contiguous| !**contiguous).count()))
+        let Routing { ids, gates } = self.routing;
+        let copied = [!ids.is_contiguous(), !gates.is_contiguous(), is_copied(self.dy)];
+        Ok(all.with_copies(copied.iter().filter(|is_copied| **is_copied).count()))
     }
 
     fn stream(&self) -> Stream {
@@ -270,8 +276,8 @@ impl<'a, T: ExpertInput> ExpertMlpBackwardOp<'a, T> {
         Inputs { x: self.x, routing: self.routing, experts: self.experts }
     }
 
-    /// Operands that fit together, and dy as a matrix.
-    fn checked(&self) -> Result<(Checked<T>, Tensor<T>)> {
+    /// Operands that fit together.
+    fn checked(&self) -> Result<Checked<T>> {
         let operation = OPERATION;
         let checked = self.inputs().checked(operation, self.stream)?;
         self.x.device().expect_same(operation, "dy", self.dy.device())?;
@@ -290,9 +296,7 @@ impl<'a, T: ExpertInput> ExpertMlpBackwardOp<'a, T> {
                 return Err(Error::SizeLimit { operation, operand, quantity, limit, actual });
             }
         }
-        let dy = matrix(operation, "dy", self.dy)?;
-        expect_contiguous_rows(operation, "dy", &dy)?;
-        Ok((checked, dy))
+        Ok(checked)
     }
 
     /// The shapes of the gradients of u and of v.
@@ -338,7 +342,6 @@ impl<'a, T: ExpertInput> ExpertMlpBackwardOp<'a, T> {
         &self,
         stream: &Stream,
         checked: &Checked<T>,
-        dy: &Tensor<T>,
         result: &mut ExpertMlpGradients<T, R>,
     ) -> Result<()> {
         let device = self.x.device();
@@ -347,10 +350,11 @@ impl<'a, T: ExpertInput> ExpertMlpBackwardOp<'a, T> {
                 result.dx.copy_from_on(&Tensor::zeros_on(stream, self.x.shape())?, stream)?;
             }
             return match &mut result.experts {
-                Some(of) => of.count.fill_zero_on(stream),
+                Some(of) => stream.with_operands(&[&of.count], || of.count.clone().fill_zero_on(stream)),
                 None => Ok(()),
             };
         }
+        let dy = &as_rows(self.dy, stream)?;
         if device.kind() == DeviceKind::Cpu {
             return self.run_on_cpu(checked, dy, result);
         }
