@@ -132,6 +132,20 @@ fn gradients_of_a_transposed_output_are_those_of_a_copy() -> Result<()> {
     Ok(())
 }
 
+/// That there is no backward pass is said.
+#[test]
+fn gates_of_a_retrieval_have_no_gradient() -> Result<()> {
+    let device = candle_core::Device::Cpu;
+    let mut numbers = Numbers::new(4, &device, DType::F32);
+    let x = candle_core::Var::from_tensor(&numbers.tensor(&[3, 8])?)?;
+    let (w_q, keys) = (numbers.tensor(&[8, 8])?, numbers.tensor(&[7, 4])?);
+    let (_, gates) = product_key_topk(&x, &w_q, &keys, &keys, 1, 2).run()?;
+    let error = backward(&gates, &gates.detach()).unwrap_err();
+    let found = Error::find(&error);
+    assert!(matches!(found, Some(Error::NoGradient { operation: "product_key_topk", .. })), "{error}");
+    Ok(())
+}
+
 /// Scores of whole numbers are exact: the best sums of two sub-keys' scores, whatever the order of sums.
 fn check_retrieval(tokens: usize, k: usize, dtype: DType, seed: u64) -> Result<()> {
     const N: usize = 7;
