@@ -9,15 +9,16 @@ use warpsmith::emulator::Completion;
 use warpsmith::layers::CacheFormat;
 use warpsmith::ops::attention::{Alignment, Way as AttentionWay, Window};
 use warpsmith::ops::gemm::{Access, Tile};
+use warpsmith::ops::peer::ExpertFormat;
 use warpsmith::ops::update::Way;
 use warpsmith::ops::{Activation, Implementation};
 use warpsmith::optim::Rounding;
 use warpsmith::{DType, Device, EmulatorOptions};
 use warpsmith_kernels::MODULES;
 use warpsmith_lab::cases::{
-    AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, KeyScales,
-    KvCacheCase, LinearBackwardCase, LinearCase, MaskRows, MatmulCase, NormCase, Placement, RotaryCase,
-    Scales, Sequences, SlopesFrom, SoftmaxCase, Terms, UpdateBackwardCase, UpdateCase,
+    AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
+    KeyScales, KvCacheCase, LinearBackwardCase, LinearCase, MaskRows, MatmulCase, NormCase, Placement,
+    RotaryCase, Scales, Sequences, SlopesFrom, SoftmaxCase, Terms, UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 use warpsmith_tests::mutants::report::Table;
@@ -515,10 +516,10 @@ fn optimizers() -> Result<(), Failed> {
     all_ran(&ran, |name| name.starts_with("adamw_"))
 }
 
-/// Element-wise operations, rotations and look-ups with their gradients, aligned and not.
+/// Element-wise operations, rotations and look-ups with their gradients, and gradients of experts, aligned and not.
 fn elements() -> Result<(), Failed> {
     let (devices, mut ran) = (devices(), BTreeSet::new());
-    for dtype in crate::attention::TYPES {
+    for (number, dtype) in crate::attention::TYPES.into_iter().enumerate() {
         let functions = [
             Elementwise::Activation(Activation::GeluErf),
             Elementwise::Gated(Activation::Silu),
@@ -557,8 +558,20 @@ fn elements() -> Result<(), Failed> {
                 |device| validate::embedding_bits(device, &case),
             )?);
         }
+        // The sums of embeddings' gradients with weights: of rows that are aligned, and that are not.
+        let formats = ExpertFormat::ALL.into_iter().skip(2 * number).take(2);
+        let beside = Placement { before: 1, after: 2 };
+        for (format, x) in formats.zip([Placement::default(), beside]) {
+            let case = ExpertCase { x, y: x, gated: true, ..ExpertCase::new(dtype, format, 5, 104, [2, 3]) };
+            ran.extend(bits_in_every_mode(
+                &devices,
+                &format!("gradients of {format} x {dtype} {} {}", case.shape(), case.options()),
+                |device| validate::expert_gradients(device, &case),
+                |device| validate::expert_gradient_bits(device, &case),
+            )?);
+        }
     }
-    let families = ["elementwise_", "rotary_", "embedding_"];
+    let families = ["elementwise_", "rotary_", "embedding_", "expert_gradient_"];
     all_ran(&ran, |name| families.iter().any(|family| name.starts_with(family)))
 }
 
