@@ -511,7 +511,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
             return count.write_slice(&[tokens.len() as u32]);
         }
         if ids.is_empty() {
-            return stream.with_operands(&[&*count], || count.clone().fill_zero_on(stream));
+            return count.fill_zero_on(stream);
         }
         let order = Order::of(self.ids, self.vocabulary, stream)?;
         let starts = order.distinct(self.vocabulary, stream, ids, count)?;

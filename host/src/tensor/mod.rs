@@ -133,13 +133,19 @@ impl<T: Element> Tensor<T> {
     ///
     /// As for [`Tensor::uninit`].
     pub fn zeros_on(stream: &Stream, shape: impl AsRef<[usize]>) -> Result<Self> {
-        let mut tensor = Self::allocate("Tensor::zeros", stream, shape.as_ref())?;
-        tensor.fill_zero_on(stream)?;
+        let tensor = Self::allocate("Tensor::zeros", stream, shape.as_ref())?;
+        tensor.fill_zero_in(stream)?;
         Ok(tensor)
     }
 
-    /// Sets the elements of a tensor without gaps to zero, ordered with no other stream than this one.
+    /// Sets the elements of a tensor without gaps to zero.
     pub(crate) fn fill_zero_on(&mut self, stream: &Stream) -> Result<()> {
+        let tensor = &*self;
+        stream.with_operands(&[tensor], || tensor.fill_zero_in(stream))
+    }
+
+    /// The same of a tensor that no other stream uses.
+    fn fill_zero_in(&self, stream: &Stream) -> Result<()> {
         debug_assert!(self.is_contiguous(), "{self:?}");
         let bytes = self.len() * size_of::<T>();
         if bytes == 0 {

@@ -189,8 +189,7 @@ impl<'a, T: LogitElement, L: LabelElement> CrossEntropyOp<'a, T, L> {
         if sizes.rows == 0 {
             // The sum over no rows, and their mean.
             let Some(loss) = outputs.loss else { return Ok(()) };
-            let mut same = loss.clone();
-            return stream.with_operands(&[loss], || same.fill_zero_on(&stream));
+            return loss.fill_zero_on(&stream);
         }
         if self.logits.device().kind() == DeviceKind::Cpu {
             return self.run_on_cpu(sizes, outputs);

@@ -31,41 +31,43 @@ const MANY: usize = 1 << 13;
 
 /// The cases for every format and type.
 pub(in super::super) fn experts(level: Level, target: Target, seed: u64) -> Vec<ExpertCase> {
-    let mut cases = Vec::new();
-    for format in ExpertFormat::ALL {
-        for dtype in TYPES {
-            let case = |[tokens, d, o, heads, k]: [usize; 5]| ExpertCase {
-                o,
-                ..ExpertCase::new(dtype, format, tokens, d, [heads, k])
-            };
-            let mut sizes = QUICK_SIZES.to_vec();
-            if level >= Level::Default {
-                sizes.extend(MORE_SIZES);
-            }
-            cases.extend(sizes.into_iter().map(case));
-            cases.extend(options(case([4, 100, 72, 3, 4])));
-            if !format.is_scaled() {
-                let sizes = if level >= Level::Default { &SORTED_SIZES[..] } else { &SORTED_SIZES[..2] };
-                cases.extend(sorted(sizes.iter().map(|&sizes| case(sizes))));
-            }
-            if level == Level::Full && target.on_gpu {
-                let large = LARGE_SIZES.map(|sizes| ExpertCase { experts: MANY, ..case(sizes) });
-                if !format.is_scaled() {
-                    let blocks = Some(ExpertBlocks::Sorted);
-                    cases.extend(large.iter().map(|case| ExpertCase { blocks, ..case.clone() }));
-                }
-                cases.extend(large);
-            }
+    of_every_type(level, seed, |case, format, cases| {
+        cases.extend(options(case([4, 100, 72, 3, 4])));
+        if !format.is_scaled() {
+            let sizes = if level >= Level::Default { &SORTED_SIZES[..] } else { &SORTED_SIZES[..2] };
+            cases.extend(sorted(sizes.iter().map(|&sizes| case(sizes))));
         }
-    }
-    for (index, case) in cases.iter_mut().enumerate() {
-        case.seed = seed.wrapping_add(index as u64);
-    }
-    cases
+        if level == Level::Full && target.on_gpu {
+            let large = LARGE_SIZES.map(|sizes| ExpertCase { experts: MANY, ..case(sizes) });
+            if !format.is_scaled() {
+                let blocks = Some(ExpertBlocks::Sorted);
+                cases.extend(large.iter().map(|case| ExpertCase { blocks, ..case.clone() }));
+            }
+            cases.extend(large);
+        }
+    })
 }
 
 /// The gradients' cases for every format and type.
 pub(in super::super) fn expert_gradients(level: Level, target: Target, seed: u64) -> Vec<ExpertCase> {
+    of_every_type(level, seed, |case, _, cases| {
+        // There are no gradients before rounding to a format.
+        cases.extend(options(case([4, 100, 72, 3, 4])).into_iter().filter(|case| !case.before_rounding));
+        // More vectors than are looked up at a time, and more columns than a pass of the block has.
+        cases.push(ExpertCase { hidden: 5, gated: true, ..case([1, 40, 24, 8, 7]) });
+        cases.push(case([2, 4500, 40, 1, 3]));
+        if level == Level::Full && target.on_gpu {
+            cases.extend(LARGE_SIZES.map(|sizes| ExpertCase { experts: MANY, ..case(sizes) }));
+        }
+    })
+}
+
+/// Cases of the usual sizes for every format and type, and what `add` adds to them: it is given a case of any sizes, and the format.
+fn of_every_type(
+    level: Level,
+    seed: u64,
+    add: impl Fn(&dyn Fn([usize; 5]) -> ExpertCase, ExpertFormat, &mut Vec<ExpertCase>),
+) -> Vec<ExpertCase> {
     let mut cases = Vec::new();
     for format in ExpertFormat::ALL {
         for dtype in TYPES {
@@ -73,20 +75,12 @@ pub(in super::super) fn expert_gradients(level: Level, target: Target, seed: u64
                 o,
                 ..ExpertCase::new(dtype, format, tokens, d, [heads, k])
             };
-            let mut sizes = QUICK_SIZES.to_vec();
+            cases.extend(QUICK_SIZES.map(case));
             if level >= Level::Default {
-                sizes.extend(MORE_SIZES);
+                cases.extend(MORE_SIZES.map(case));
             }
-            cases.extend(sizes.into_iter().map(case));
-            // There are no gradients before rounding to a format.
-            cases.extend(options(case([4, 100, 72, 3, 4])).into_iter().filter(|case| !case.before_rounding));
-            // More vectors than are looked up at a time, and more columns than a pass of the block has.
-            cases.push(ExpertCase { hidden: 5, gated: true, ..case([1, 40, 24, 8, 7]) });
-            if level == Level::Full && target.on_gpu {
-                cases.extend(LARGE_SIZES.map(|sizes| ExpertCase { experts: MANY, ..case(sizes) }));
-            }
+            add(&case, format, &mut cases);
         }
-        cases.push(ExpertCase { o: 40, ..ExpertCase::new(DType::F16, format, 2, 4500, [1, 3]) });
     }
     for (index, case) in cases.iter_mut().enumerate() {
         case.seed = seed.wrapping_add(index as u64);

@@ -350,7 +350,7 @@ impl<'a, T: ExpertInput> ExpertMlpBackwardOp<'a, T> {
                 result.dx.copy_from_on(&Tensor::zeros_on(stream, self.x.shape())?, stream)?;
             }
             return match &mut result.experts {
-                Some(of) => stream.with_operands(&[&of.count], || of.count.clone().fill_zero_on(stream)),
+                Some(of) => of.count.fill_zero_on(stream),
                 None => Ok(()),
             };
         }
