@@ -8,10 +8,10 @@ use warpsmith::cpu::adamw::{philox_4x32, round_randomly, square_sums, sum_of_pie
 use warpsmith_dsl::adamw::{
     AdamWParams, KIND_BF16, KIND_F16, KIND_F32, PIECE, SCALAR_WORDS, STATUS_WORDS, StepFlags,
 };
-use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
+use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 
-use super::Problem;
+use super::{Problem, launch};
 
 /// The problems that an entry of this family is run on; none if the name is no such entry's.
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
@@ -432,13 +432,7 @@ impl Problem for Case {
             dynamic_shared: shared_bytes,
             ..LaunchConfig::default()
         };
-        let launch = |raw: &[RawArg]| {
-            // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
-            let bytes: Vec<&[u8]> =
-                raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
-            memory.machine.launch(module, &kernel.name, &config, &bytes)
-        };
-        let report = (params,).with_raw(launch)?;
+        let report = launch(&memory.machine, module, &kernel.name, &config, (params,))?;
         Ok((report, memory.is_right()?))
     }
 }

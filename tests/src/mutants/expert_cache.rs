@@ -2,7 +2,7 @@
 //! a time, more and fewer of them than there are warps and than a warp takes at a time. Notes of ids of which many are the same
 //! and some are no rows. Notes that are settled.
 
-use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
+use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::expert_cache::{
     FillParams, HEADER, HITS, LOAD_WORDS, NONE, NoteParams, STRAY, SettleParams,
@@ -89,12 +89,7 @@ fn launch(
         dynamic_shared: shared_bytes,
         ..LaunchConfig::default()
     };
-    arguments.with_raw(|raw: &[RawArg]| {
-        // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
-        let bytes: Vec<&[u8]> =
-            raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
-        machine.launch(module, &kernel.name, &config, &bytes)
-    })
+    super::launch(machine, module, &kernel.name, &config, *arguments)
 }
 
 fn place(machine: &Machine, bytes: &[u8]) -> Result<u64, LaunchError> {

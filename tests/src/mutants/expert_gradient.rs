@@ -6,11 +6,11 @@ use warpsmith::cpu::{self, TokenExperts};
 use warpsmith::ops::Activation;
 use warpsmith::ops::peer::ExpertLayout;
 use warpsmith_dsl::experts::{ExpertGradientParams, TYPE_BF16, TYPE_F16, TYPE_F32};
-use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
+use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 
-use super::Problem;
 use super::experts::{COUNT, Case, UNTOUCHED, format_named, number};
+use super::{Problem, launch};
 
 /// The problems that an entry of this family is run on; none if the name is no such entry's.
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
@@ -161,13 +161,8 @@ impl Problem for Gradients {
             dynamic_shared: shared_bytes,
             beside_last: false,
         };
-        let launch = |raw: &[RawArg]| {
-            // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
-            let bytes: Vec<&[u8]> =
-                raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
-            machine.launch(module, &kernel.name, &config, &bytes)
-        };
-        let report = (table, case.params(&layout), gradients).with_raw(launch)?;
+        let report =
+            launch(&machine, module, &kernel.name, &config, (table, case.params(&layout), gradients))?;
         machine.read(dx_at, &mut dx)?;
         let mut right = (0..case.tokens * stride).all(|at| {
             let (token, column) = (at / stride, at % stride);

@@ -10,10 +10,10 @@ use warpsmith::ops::Activation;
 use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertVectors};
 use warpsmith_dsl::epilogue;
 use warpsmith_dsl::experts::{ExpertParams, ExpertRows, TYPE_BF16, TYPE_F16, TYPE_F32};
-use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
+use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 
-use super::Problem;
+use super::{Problem, launch};
 
 /// The format that a part of an entry's name stands for.
 pub(super) fn format_named(name: &str) -> Option<ExpertFormat> {
@@ -380,12 +380,6 @@ impl Problem for Case {
             dynamic_shared: shared_bytes,
             beside_last: false,
         };
-        let launch = |raw: &[RawArg]| {
-            // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
-            let bytes: Vec<&[u8]> =
-                raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
-            machine.launch(module, &kernel.name, &config, &bytes)
-        };
         let arguments = (
             Global::<u8>::new(x_at + margin),
             Global::<u32>::new(ids_at),
@@ -394,7 +388,7 @@ impl Problem for Case {
             GlobalMut::<u8>::new(y_at + margin),
             self.params(&layout),
         );
-        let report = arguments.with_raw(launch)?;
+        let report = launch(&machine, module, &kernel.name, &config, arguments)?;
         machine.read(y_at, &mut y)?;
         let stride = self.margin + self.o;
         let right = (0..self.tokens * stride).all(|at| {

@@ -3,14 +3,14 @@
 
 use half::{bf16, f16};
 use warpsmith_dsl::gemm::low_rank::{LowRankShape, RowsShape};
-use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
+use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::codes::{Codes, MAX_UPDATES};
 use warpsmith_kernels::generated_update::{Rank8, Rows768};
 use warpsmith_kernels::generated_update_cluster::Cluster16;
 use warpsmith_kernels::update::UpdateParams;
 
-use super::Problem;
+use super::{Problem, launch};
 
 /// What surrounds the rows that kernels read.
 pub(super) const SURROUNDING: f64 = f64::NAN;
@@ -295,16 +295,10 @@ impl Problem for Case {
             dynamic_shared: shared_bytes,
             beside_last: false,
         };
-        let launch = |raw: &[RawArg]| {
-            // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
-            let bytes: Vec<&[u8]> =
-                raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
-            machine.launch(module, &kernel.name, &config, &bytes)
-        };
         let global = |matrix: &Matrix| Ok::<_, LaunchError>(Global::<u8>::new(place(matrix)? + matrix.first));
         let target = GlobalMut::<u8>::new(y + self.after.first);
         let arguments = (global(&self.x)?, global(&self.v)?, codes, global(&self.u)?, target, params);
-        let report = arguments.with_raw(launch)?;
+        let report = launch(&machine, module, &kernel.name, &config, arguments)?;
         let mut got = vec![0; self.after.bytes.len()];
         machine.read(y, &mut got)?;
         // Zeros have a sign that no one asks for, and so has NaN.

@@ -47,7 +47,10 @@ mod topk;
 mod update_gradient;
 mod widen;
 
-use warpsmith_emulator::{Completion, Config, FindingKind, LaunchError, Limits, Module, Report};
+use warpsmith_dsl::launch::KernelArgs;
+use warpsmith_emulator::{
+    Completion, Config, FindingKind, LaunchConfig, LaunchError, Limits, Machine, Module, Report,
+};
 
 use congruence::Congruence;
 use flow::Flow;
@@ -99,6 +102,22 @@ impl std::fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+/// Launches a kernel of `module` with these arguments.
+fn launch(
+    machine: &Machine,
+    module: &Module,
+    kernel: &str,
+    config: &LaunchConfig,
+    arguments: impl KernelArgs,
+) -> Result<Report, LaunchError> {
+    arguments.with_raw(|raw| {
+        // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
+        let bytes: Vec<&[u8]> =
+            raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
+        machine.launch(module, kernel, config, &bytes)
+    })
+}
 
 /// A problem that an entry is run on, whose result is known.
 trait Problem: Send + Sync {

@@ -4,7 +4,7 @@
 
 use half::{bf16, f16};
 use warpsmith_dsl::float::Bf16;
-use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
+use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::product_key::{
     GATE_IDENTITY, NORM_BATCH, NORM_L2, NORM_LAYER, NORM_NONE, NORM_RMS, ProductKeyParams, ProductKeyShape,
     QueryNormParams, pairs,
@@ -13,7 +13,7 @@ use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Rep
 use warpsmith_kernels::product_key_topk::{Few, Many};
 use warpsmith_kernels::product_key_topk_cluster::{InRounds, OfFewRows, OfManyRows};
 
-use super::Problem;
+use super::{Problem, launch};
 
 /// The problems that an entry of this family is run on; none if the name is no such entry's.
 pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
@@ -296,12 +296,6 @@ impl Problem for Case {
             dynamic_shared: shared_bytes,
             beside_last: false,
         };
-        let launch = |raw: &[RawArg]| {
-            // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
-            let bytes: Vec<&[u8]> =
-                raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
-            machine.launch(module, &kernel.name, &config, &bytes)
-        };
         let (pitch, group) = (u64::from(self.pitch()), u64::from(self.pitch() * self.n));
         let params = ProductKeyParams {
             key_stride_1: pitch,
@@ -328,7 +322,7 @@ impl Problem for Case {
             GlobalMut::<f32>::new(gates),
             params,
         );
-        let report = arguments.with_raw(launch)?;
+        let report = launch(&machine, module, &kernel.name, &config, arguments)?;
         let mut got = [vec![0; expected[0].len()], vec![0; expected[1].len()]];
         machine.read(ids, &mut got[0])?;
         machine.read(gates, &mut got[1])?;

@@ -1,7 +1,7 @@
 //! How the kernels of the family `repack` are run: on batches of matrices that end in every part of a tile, with strides of every
 //! kind. Every byte of a copy is known: the elements, the zeros that fill a row's last chunk, and what must stay as it was.
 
-use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
+use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::repack::{PASSES, RepackParams, THREADS, TILE_BYTES};
 
@@ -203,12 +203,7 @@ fn launch(
         dynamic_shared: shared_bytes,
         ..LaunchConfig::default()
     };
-    arguments.with_raw(|raw: &[RawArg]| {
-        // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
-        let bytes: Vec<&[u8]> =
-            raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
-        machine.launch(module, &kernel.name, &config, &bytes)
-    })
+    super::launch(machine, module, &kernel.name, &config, arguments)
 }
 
 /// Whether the copy at `to` is as expected.

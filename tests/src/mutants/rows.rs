@@ -3,9 +3,11 @@
 
 use half::{bf16, f16};
 use warpsmith::DType;
-use warpsmith_dsl::launch::{KernelArgs, RawArg};
+use warpsmith_dsl::launch::KernelArgs;
 use warpsmith_dsl::rows::{AnyRows, Kind};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
+
+use super::launch;
 
 /// An element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,13 +209,7 @@ impl Operands {
             dynamic_shared: shared_bytes,
             ..LaunchConfig::default()
         };
-        let launch = |raw: &[RawArg]| {
-            // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
-            let bytes: Vec<&[u8]> =
-                raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
-            self.machine.launch(module, &kernel.name, &config, &bytes)
-        };
-        let report = arguments.with_raw(launch)?;
+        let report = launch(&self.machine, module, &kernel.name, &config, arguments)?;
         let mut is_right = true;
         for result in &self.results {
             let mut bytes = vec![0; result.numbers.len() * result.of.bytes()];

@@ -7,10 +7,10 @@ use warpsmith_dsl::epilogue::Activation;
 use warpsmith_dsl::experts::{
     BATCH, ExpertParams, ExpertRows, LANES, SortedParams, TYPE_BF16, TYPE_F16, TYPE_F32,
 };
-use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
+use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 
-use super::Problem;
+use super::{Problem, launch};
 
 /// The problems that an entry of this family is run on; none if the name is no such entry's.
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
@@ -326,12 +326,6 @@ impl Problem for Case {
             dynamic_shared: shared_bytes,
             ..LaunchConfig::default()
         };
-        let launch = |raw: &[RawArg]| {
-            // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
-            let bytes: Vec<&[u8]> =
-                raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
-            machine.launch(module, &kernel.name, &config, &bytes)
-        };
 
         // Where each row is, wherever it is to be read.
         let row_bytes = layout.row_bytes() as u64;
@@ -399,7 +393,7 @@ impl Problem for Case {
                     params,
                     sorted,
                 );
-                let report = arguments.with_raw(launch)?;
+                let report = launch(&machine, module, &kernel.name, &config, arguments)?;
                 let got = to_words(&read(units_at, entries.len() * 4)?);
                 let of_gates = to_words(&read(sorted_at, gates.len() * 4)?);
                 let same = of_gates.iter().zip(&gates).all(|(&got, &gate)| {
@@ -423,7 +417,7 @@ impl Problem for Case {
                     params,
                     sorted,
                 );
-                let report = arguments.with_raw(launch)?;
+                let report = launch(&machine, module, &kernel.name, &config, arguments)?;
                 let factors = if self.vector == 0 { &u } else { &w };
                 for (group, list) in lists.iter().enumerate() {
                     for place in 0..padded(list) {
@@ -462,7 +456,7 @@ impl Problem for Case {
                     params,
                     sorted,
                 );
-                let report = arguments.with_raw(launch)?;
+                let report = launch(&machine, module, &kernel.name, &config, arguments)?;
                 let mut sums = vec![0.0; self.tokens * self.columns];
                 for unit in lists.iter().flatten() {
                     let row = if (unit.id as usize) < COUNT { unit.id as usize } else { 0 };

@@ -5,12 +5,12 @@
 use std::cmp::Ordering;
 
 use half::{bf16, f16};
-use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
+use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::warp;
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::topk::{LOADED, TopkParams, WARPS};
 
-use super::Problem;
+use super::{Problem, launch};
 
 /// The problems that an entry of this family is run on; none if the name is no such entry's.
 pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
@@ -202,12 +202,6 @@ impl Problem for Case {
             dynamic_shared: shared_bytes,
             ..LaunchConfig::default()
         };
-        let launch = |raw: &[RawArg]| {
-            // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
-            let bytes: Vec<&[u8]> =
-                raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
-            machine.launch(module, &kernel.name, &config, &bytes)
-        };
         let params = TopkParams {
             row_stride: (self.columns + Self::GAP).into(),
             rows: self.rows,
@@ -222,7 +216,7 @@ impl Problem for Case {
             GlobalMut::<u32>::new(ids),
             params,
         );
-        let report = arguments.with_raw(launch)?;
+        let report = launch(&machine, module, &kernel.name, &config, arguments)?;
         let mut got = [vec![0; expected[0].len()], vec![0; expected[1].len()]];
         machine.read(values, &mut got[0])?;
         machine.read(ids, &mut got[1])?;

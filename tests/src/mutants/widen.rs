@@ -2,11 +2,11 @@
 //! block copy at a time, with all finite numbers.
 
 use half::f16;
-use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
+use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::linear_fp8::{WIDEN_CHUNK, WIDEN_THREADS, WidenParams};
 
-use super::Problem;
+use super::{Problem, launch};
 
 /// The problems that an entry of this family is run on; none if the name is no such entry's.
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
@@ -72,15 +72,9 @@ impl Problem for Case {
             dynamic_shared: shared_bytes,
             ..LaunchConfig::default()
         };
-        let launch = |raw: &[RawArg]| {
-            // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
-            let bytes: Vec<&[u8]> =
-                raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
-            machine.launch(module, &kernel.name, &config, &bytes)
-        };
         let params = WidenParams { stride: stride.into(), chunks: self.chunks, reserved: 0 };
         let arguments = (Global::<u8>::new(from), GlobalMut::<u8>::new(to), params);
-        let report = arguments.with_raw(launch)?;
+        let report = launch(&machine, module, &kernel.name, &config, arguments)?;
         let mut copy = vec![0; expected.len()];
         machine.read(to, &mut copy)?;
         Ok((report, copy == expected))

@@ -5,7 +5,7 @@ use warpsmith_dsl::attention::portable::{Fp8Keys, Pages, Parts, Strided, Tensors
 use warpsmith_dsl::attention::scores::{PAIRED_BIAS, PAIRED_MASK, ScoreOperands, ScoreStrides};
 use warpsmith_dsl::attention::softmax::LOG2_E;
 use warpsmith_dsl::attention::work::{Sequences, Sizes};
-use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg, TensorMap};
+use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, TensorMap};
 use warpsmith_dsl::warpgroup::{BOX_COLUMNS, ROWS, WARP_ROWS};
 use warpsmith_emulator::{
     Config, Interleave, L2Promotion, LaunchConfig, LaunchError, Machine, Module, OobFill, Report, Swizzle,
@@ -175,12 +175,7 @@ pub(super) fn launch<A: KernelArgs>(
         dynamic_shared: shared_bytes,
         ..LaunchConfig::default()
     };
-    arguments.with_raw(|raw: &[RawArg]| {
-        // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
-        let bytes: Vec<&[u8]> =
-            raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
-        machine.launch(module, &kernel.name, &config, &bytes)
-    })
+    super::super::launch(machine, module, &kernel.name, &config, arguments)
 }
 
 /// Whether what is at `address` is as expected.
