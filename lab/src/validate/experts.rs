@@ -17,7 +17,6 @@ mod gradient;
 
 use std::ops::Range;
 
-use half::{bf16, f16};
 use ndarray::{Array2, s};
 use rayon::prelude::*;
 use warpsmith::cpu::{self, TokenExperts};
@@ -30,9 +29,9 @@ use warpsmith::ops::{Activation, Implementation};
 use warpsmith::tensor::{DType, Element, Tensor};
 use warpsmith::weights::FloatElement;
 
-use super::Outcome;
 use super::load::{Output, Prepared, Step};
 use super::tally::Tally;
+use super::{Outcome, of_type};
 use crate::bound::{Judgement, Rounding, U};
 use crate::cases::Placement;
 use crate::cases::{Data, filled};
@@ -62,17 +61,7 @@ const SLACK: f64 = 1.01;
 /// [`Error::Type`] if the case's type is not f16, bf16 or f32, [`Error::SizeLimit`] or [`Error::OutOfMemory`] if the host cannot
 /// hold its operands; otherwise whatever the operation returns.
 pub fn experts(device: &Device, case: &ExpertCase) -> Result<Outcome> {
-    match case.dtype {
-        DType::F16 => check::<f16>(device, case),
-        DType::Bf16 => check::<bf16>(device, case),
-        DType::F32 => check::<f32>(device, case),
-        actual => Err(Error::Type {
-            operation: OPERATION,
-            operand: "x",
-            expected: "f16, bf16 or f32".into(),
-            actual,
-        }),
-    }
+    of_type!(OPERATION, case, check(device, case))
 }
 
 /// The result of a case as its bits, which do not depend on where rows are.
@@ -85,11 +74,7 @@ pub fn expert_bits(device: &Device, case: &ExpertCase) -> Result<Vec<u8>> {
         let (y, _) = run_case(device, case, &Operands::<T>::draw(case)?)?;
         Ok(bytemuck::cast_slice(&y.into_raw_vec_and_offset().0).to_vec())
     }
-    match case.dtype {
-        DType::F16 => bits::<f16>(device, case),
-        DType::Bf16 => bits::<bf16>(device, case),
-        _ => bits::<f32>(device, case),
-    }
+    of_type!(OPERATION, case, bits(device, case))
 }
 
 /// The operands of a case on the host.
@@ -304,7 +289,7 @@ where
 
 /// Prepares a case to be run again and again into one of `slots` outputs.
 pub(super) fn prepare(device: &Device, case: &ExpertCase, slots: usize) -> Result<Prepared> {
-    fn of_type<T: ExpertInput + FloatElement>(
+    fn prepared<T: ExpertInput + FloatElement>(
         device: &Device,
         case: &ExpertCase,
         slots: usize,
@@ -316,17 +301,7 @@ pub(super) fn prepare(device: &Device, case: &ExpertCase, slots: usize) -> Resul
             uploaded.step(&case, outputs, step)
         })
     }
-    match case.dtype {
-        DType::F16 => of_type::<f16>(device, case, slots),
-        DType::Bf16 => of_type::<bf16>(device, case, slots),
-        DType::F32 => of_type::<f32>(device, case, slots),
-        actual => Err(Error::Type {
-            operation: "validate::load::Work::experts",
-            operand: "x",
-            expected: "f16, bf16 or f32".into(),
-            actual,
-        }),
-    }
+    of_type!(OPERATION, case, prepared(device, case, slots))
 }
 
 fn check<T: ExpertInput + FloatElement>(device: &Device, case: &ExpertCase) -> Result<Outcome> {

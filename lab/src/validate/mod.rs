@@ -49,6 +49,22 @@ pub use update::{generated_update, generated_update_bits};
 
 use warpsmith::ops::Implementation;
 
+/// Runs `$f::<T>` with the type of a case's x.
+macro_rules! of_type {
+    ($operation:expr, $case:expr, $f:ident($($argument:expr),*)) => {
+        match $case.dtype {
+            warpsmith::DType::F16 => $f::<half::f16>($($argument),*),
+            warpsmith::DType::Bf16 => $f::<half::bf16>($($argument),*),
+            warpsmith::DType::F32 => $f::<f32>($($argument),*),
+            actual => {
+                let expected = "f16, bf16 or f32".into();
+                Err(warpsmith::Error::Type { operation: $operation, operand: "x", expected, actual })
+            }
+        }
+    };
+}
+use of_type;
+
 /// What a validation found.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

@@ -1,18 +1,18 @@
 //! Validation of rotations of heads.
 
-use half::{bf16, f16};
 use ndarray::Array2;
 use warpsmith::cpu::Operand as CpuOperand;
 use warpsmith::device::Device;
-use warpsmith::error::{Error, Result};
+use warpsmith::error::Result;
 use warpsmith::ops::rotary::{RotaryElement, RotaryOp};
 use warpsmith::ops::{self, Implementation, RotaryTable};
-use warpsmith::tensor::{DType, Tensor};
+use warpsmith::tensor::Tensor;
 use warpsmith::weights::FloatElement;
 
 use super::Outcome;
 use super::elementwise::{drawn, judged};
 use super::load::{Output, Prepared, Step};
+use super::of_type;
 use super::placed::Placed;
 use super::tally::Tally;
 use crate::bound::elementwise::rotated;
@@ -28,28 +28,13 @@ const POSITIONS: usize = 5000;
 trait Heads: RotaryElement + FloatElement {}
 impl<T: RotaryElement + FloatElement> Heads for T {}
 
-/// Runs `$f::<T>` with the type of a case.
-macro_rules! of_type {
-    ($case:expr, $f:ident($($argument:expr),*)) => {
-        match $case.dtype {
-            DType::F16 => $f::<f16>($($argument),*),
-            DType::Bf16 => $f::<bf16>($($argument),*),
-            DType::F32 => $f::<f32>($($argument),*),
-            actual => {
-                let expected = "f16, bf16 or f32".into();
-                Err(Error::Type { operation: OPERATION, operand: "x", expected, actual })
-            }
-        }
-    };
-}
-
 /// Runs one case on `device` and compares every element with the exact one.
 ///
 /// # Errors
 ///
 /// [`Error::Type`] if the case's type is not f16, bf16 or f32; otherwise whatever the operation returns.
 pub fn rotary(device: &Device, case: &RotaryCase) -> Result<Outcome> {
-    of_type!(case, check(device, case))
+    of_type!(OPERATION, case, check(device, case))
 }
 
 /// The bits of the result: to compare one device, or mode, with another.
@@ -58,12 +43,12 @@ pub fn rotary(device: &Device, case: &RotaryCase) -> Result<Outcome> {
 ///
 /// As [`rotary`].
 pub fn rotary_bits(device: &Device, case: &RotaryCase) -> Result<Vec<u8>> {
-    of_type!(case, bits(device, case))
+    of_type!(OPERATION, case, bits(device, case))
 }
 
 /// Prepares a case to be run again and again into one of `slots` outputs.
 pub(super) fn prepare(device: &Device, case: &RotaryCase, slots: usize) -> Result<Prepared> {
-    of_type!(case, prepared(device, case, slots))
+    of_type!(OPERATION, case, prepared(device, case, slots))
 }
 
 /// What a case reads.

@@ -11,7 +11,6 @@
 
 use std::collections::BTreeMap;
 
-use half::{bf16, f16};
 use ndarray::{Array2, s};
 use rayon::prelude::*;
 use warpsmith::device::Device;
@@ -21,9 +20,9 @@ use warpsmith::ops::{Activation, Implementation};
 use warpsmith::tensor::{DType, Element, Tensor};
 use warpsmith::weights::FloatElement;
 
-use super::super::Outcome;
 use super::super::load::{Output, Prepared, Step};
 use super::super::tally::Tally;
+use super::super::{Outcome, of_type};
 use super::{EXACT, Operands, SENTINEL, SLACK, sparse, within};
 use crate::bound::U;
 use crate::bound::backward::Near;
@@ -38,28 +37,13 @@ const CURVATURE: f64 = 0.8;
 /// Numbers of dy that are not zero with integer data.
 const INTEGERS_OF_DY: usize = 3;
 
-/// Runs `$f::<T>` with the type of a case.
-macro_rules! of_type {
-    ($case:expr, $f:ident($($argument:expr),*)) => {
-        match $case.dtype {
-            DType::F16 => $f::<f16>($($argument),*),
-            DType::Bf16 => $f::<bf16>($($argument),*),
-            DType::F32 => $f::<f32>($($argument),*),
-            actual => {
-                let expected = "f16, bf16 or f32".into();
-                Err(Error::Type { operation: OPERATION, operand: "x", expected, actual })
-            }
-        }
-    };
-}
-
 /// Runs the gradients of one case on `device` and compares every result with the reference. What the case says of y holds for dy, of x for dx too.
 ///
 /// # Errors
 ///
 /// As [`experts`](super::experts).
 pub fn expert_gradients(device: &Device, case: &ExpertCase) -> Result<Outcome> {
-    of_type!(case, check(device, case))
+    of_type!(OPERATION, case, check(device, case))
 }
 
 /// The results of a case as their bits, which do not depend on where rows are.
@@ -68,12 +52,12 @@ pub fn expert_gradients(device: &Device, case: &ExpertCase) -> Result<Outcome> {
 ///
 /// As [`expert_gradients`].
 pub fn expert_gradient_bits(device: &Device, case: &ExpertCase) -> Result<Vec<u8>> {
-    of_type!(case, bits(device, case))
+    of_type!(OPERATION, case, bits(device, case))
 }
 
 /// Prepares a case to be run again and again into one of `slots` results.
 pub(in crate::validate) fn prepare(device: &Device, case: &ExpertCase, slots: usize) -> Result<Prepared> {
-    of_type!(case, prepared(device, case, slots))
+    of_type!(OPERATION, case, prepared(device, case, slots))
 }
 
 /// The gradient of y.
