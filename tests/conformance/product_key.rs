@@ -370,7 +370,7 @@ fn retrievals_give_the_same_bits_in_every_mode() -> Result<(), Failed> {
     for sizes in [[40, 24, 16], [600, 160, 33], [300, 128, 32]] {
         for dtype in TYPES {
             let mut first = None;
-            for (mode, device) in crate::modes::devices() {
+            for (mode, device) in crate::modes::devices()? {
                 for blocks in blocks_of(&device, dtype, sizes[2]) {
                     let bits = match dtype {
                         DType::F16 => bits(&device, sizes, blocks, f16::from_f32)?,

@@ -131,15 +131,19 @@ pub(crate) fn has_kernel(case: &LinearCase, tile: Tile, capability: (u32, u32)) 
     runs && serves && (!tile.needs_boxes() || chunks) && tile.serves_fused(case.fused())
 }
 
-/// The source of everything that is drawn: the same on every run, unless the variable says otherwise.
+/// What everything that is drawn depends on: the same on every run, unless the variable says otherwise.
+pub(crate) fn seed() -> Result<u64, Failed> {
+    match std::env::var(SEED_VARIABLE) {
+        Ok(text) => Ok(text.parse().map_err(|error| format!("{SEED_VARIABLE} is `{text}`: {error}"))?),
+        Err(VarError::NotPresent) => Ok(0),
+        Err(error) => Err(format!("{SEED_VARIABLE}: {error}").into()),
+    }
+}
+
+/// The source of everything that is drawn.
 pub(crate) fn rng() -> Result<TestRng, Failed> {
-    let seed = match std::env::var(SEED_VARIABLE) {
-        Ok(text) => text.parse().map_err(|error| format!("{SEED_VARIABLE} is `{text}`: {error}"))?,
-        Err(VarError::NotPresent) => 0u64,
-        Err(error) => return Err(format!("{SEED_VARIABLE}: {error}").into()),
-    };
     let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    bytes[..8].copy_from_slice(&seed()?.to_le_bytes());
     Ok(TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
 }
 
