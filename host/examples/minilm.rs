@@ -206,7 +206,7 @@ impl Layer {
         };
         let config = AttentionConfig::new(HEADS);
         let prefix_of_attention = format!("{prefix}.attention");
-        let attention = Attention::from_safetensors(config, weights, &prefix_of_attention, names, device)?;
+        let attention = Attention::from_safetensors(weights, &prefix_of_attention, device, config, names)?;
         if attention.output().weight().shape()[0] != COLUMNS {
             return Err(format!("{prefix_of_attention} gives other than {COLUMNS} columns").into());
         }

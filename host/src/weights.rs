@@ -164,6 +164,24 @@ impl Weights {
         Ok(&self.entry(name)?.shape)
     }
 
+    /// Refuses a tensor whose name begins with `prefix` and a dot, if it `is_known` not. An empty prefix is that of all tensors.
+    pub(crate) fn expect_known(&self, prefix: &str, is_known: impl Fn(&str) -> bool) -> Result<()> {
+        let is_under = |name: &str| {
+            prefix.is_empty() || name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
+        };
+        match self.entries.iter().find(|(name, _)| is_under(name) && !is_known(name)) {
+            None => Ok(()),
+            Some((name, entry)) => Err(Error::Weights {
+                source_name: self.source.clone(),
+                tensor: name.clone(),
+                expected:
+                    "no such tensor, which the layer would not read (`ignored` of its names leaves it out)"
+                        .into(),
+                actual: format!("it has {:?} {:?}", entry.dtype, entry.shape),
+            }),
+        }
+    }
+
     /// The elements of a tensor that are the bytes `data`, rounded to `T`.
     fn converted<T: FloatElement>(&self, name: &str, entry: &Entry, data: Range<usize>) -> Result<Vec<T>> {
         Ok(match entry.dtype {

@@ -399,26 +399,26 @@ fn an_attention_layer_reads_its_weights_by_name(device: &Device) -> Result<(), F
     let [q, k] = [of_file("block.0.q_proj")?, of_file("block.0.k_proj")?];
     let [v, output] = [of_file("block.0.v_proj")?, of_file("block.0.o_proj")?];
     let expected = Attention::<bf16>::new(config, q, k, v, output)?.forward(&x)?;
-    let read = Attention::from_safetensors(config, &weights, "block.0", names, device)?;
+    let read = Attention::from_safetensors(&weights, "block.0", device, config, names)?;
     assert_eq!(read.forward(&x)?.to_vec()?, expected.to_vec()?);
     assert_eq!((read.widths(), read.input(), read.config()), ([8, 8], 12, &config));
 
     let names = AttentionNames::Fused { qkv: "self.qkv", output: "dense" };
-    let read = Attention::from_safetensors(config, &weights, "block.1", names, device)?;
+    let read = Attention::from_safetensors(&weights, "block.1", device, config, names)?;
     let fused = Attention::<bf16>::fused(config, of_file("block.1.self.qkv")?, of_file("block.1.dense")?)?;
     let expected = fused.forward(&x)?.to_vec()?;
     assert_eq!(read.forward(&x)?.to_vec()?, expected);
     let names = AttentionNames::Fused { qkv: "block.1.self.qkv", output: "block.1.dense" };
-    let read = Attention::from_safetensors(config, &weights, "", names, device)?;
+    let read = Attention::from_safetensors(&weights, "", device, config, names)?;
     assert_eq!(read.forward(&x)?.to_vec()?, expected);
-    let read = Attention::<f16>::from_safetensors_converted(config, &weights, "", names, device)?;
+    let read = Attention::<f16>::from_safetensors_converted(&weights, "", device, config, names)?;
     assert_eq!(read.forward(&numbers::<f16>(device, &[2, 5, 12], 1.0, 41)?)?.shape(), [2, 5, 12]);
 
     let missing =
-        Attention::<bf16>::from_safetensors(config, &weights, "block.1", Default::default(), device);
+        Attention::<bf16>::from_safetensors(&weights, "block.1", device, config, Default::default());
     let missing = missing.map(drop).expect_err("it is not there").to_string();
     assert!(missing.contains("block.1.q_proj.weight"), "{missing}");
-    let other = Attention::<f16>::from_safetensors(config, &weights, "", names, device).map(drop);
+    let other = Attention::<f16>::from_safetensors(&weights, "", device, config, names).map(drop);
     assert!(matches!(other, Err(Error::Weights { .. })), "{other:?}");
     Ok(())
 }

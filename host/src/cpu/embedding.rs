@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use super::number::Accumulator;
 
 /// The tokens of each id below `limit`, in ascending order of ids, and of tokens of equal ones.
-#[must_use]
-pub fn tokens_of_ids(ids: &[Option<usize>]) -> BTreeMap<usize, Vec<usize>> {
+pub(crate) fn tokens_of_ids(ids: &[Option<usize>]) -> BTreeMap<usize, Vec<usize>> {
     let mut tokens: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (token, id) in ids.iter().enumerate() {
         if let Some(id) = id {
@@ -17,7 +16,7 @@ pub fn tokens_of_ids(ids: &[Option<usize>]) -> BTreeMap<usize, Vec<usize>> {
 }
 
 /// Adds rows of `dy`, which have as many columns as `sum`, to it in the order of `tokens`.
-pub fn add_rows<A: Accumulator>(dy: &[f32], tokens: &[usize], sum: &mut [A]) {
+pub(crate) fn add_rows<A: Accumulator>(dy: &[f32], tokens: &[usize], sum: &mut [A]) {
     let columns = sum.len();
     for &token in tokens {
         for (sum, &dy) in sum.iter_mut().zip(&dy[token * columns..]) {

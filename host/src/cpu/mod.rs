@@ -38,7 +38,7 @@ pub use attention::{
 };
 pub use cross_entropy::{CrossEntropy, RowLoss, Target, cross_entropy};
 pub use elementwise::{Elementwise, elementwise};
-pub use embedding::{add_rows, tokens_of_ids};
+pub(crate) use embedding::{add_rows, tokens_of_ids};
 pub use experts::{TokenExperts, expert_mlp};
 pub(crate) use experts_gradient::add_weighted_rows;
 pub use experts_gradient::{ExpertFactors, expert_mlp_backward};

@@ -218,11 +218,11 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
     ///
     /// [`Error::Weights`] if a weight is missing or a tensor has another type; otherwise as [`new`](Self::new) and for copying to the device.
     pub fn from_safetensors(
-        config: AttentionConfig,
         weights: &Weights,
         prefix: &str,
-        names: AttentionNames<'_>,
         device: &Device,
+        config: AttentionConfig,
+        names: AttentionNames<'_>,
     ) -> Result<Self> {
         Self::load(config, names, |name| {
             Linear::from_safetensors(weights, &joined(prefix, name), device, Activation::None)
@@ -235,11 +235,11 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
     ///
     /// As [`from_safetensors`](Self::from_safetensors); a tensor must be of a floating-point type.
     pub fn from_safetensors_converted(
-        config: AttentionConfig,
         weights: &Weights,
         prefix: &str,
-        names: AttentionNames<'_>,
         device: &Device,
+        config: AttentionConfig,
+        names: AttentionNames<'_>,
     ) -> Result<Self>
     where
         T: FloatElement,

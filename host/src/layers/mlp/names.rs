@@ -61,11 +61,11 @@ impl<T: LinearInput> Mlp<T> {
     ///
     /// [`Error::Weights`](crate::Error::Weights) if a weight is missing or a tensor has another type; otherwise as [`new`](Self::new) and for copying to the device.
     pub fn from_safetensors(
-        activation: Activation,
         weights: &Weights,
         prefix: &str,
-        names: MlpNames<'_>,
         device: &Device,
+        activation: Activation,
+        names: MlpNames<'_>,
     ) -> Result<Self> {
         Self::load(activation, names, |name, activation| {
             Linear::from_safetensors(weights, &joined(prefix, name), device, activation)
@@ -78,11 +78,11 @@ impl<T: LinearInput> Mlp<T> {
     ///
     /// As [`from_safetensors`](Self::from_safetensors); a tensor must be of a floating-point type.
     pub fn from_safetensors_converted(
-        activation: Activation,
         weights: &Weights,
         prefix: &str,
-        names: MlpNames<'_>,
         device: &Device,
+        activation: Activation,
+        names: MlpNames<'_>,
     ) -> Result<Self>
     where
         T: FloatElement,

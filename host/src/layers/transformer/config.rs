@@ -1,5 +1,8 @@
 //! Transformer blocks from files: what a block is beside its weights, and the names of those.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use super::super::parameters::joined;
 use super::super::{Attention, AttentionConfig, AttentionNames, LayerNorm, Linear, Mlp, MlpNames, RmsNorm};
 use super::{BlockNorm, TransformerBlock, TransformerInput};
@@ -106,10 +109,14 @@ pub struct BlockNames<'a> {
     pub mlp: &'a str,
     /// What follows the perceptron's name and a dot.
     pub in_mlp: MlpNames<'a>,
+    /// Tensors that may be there and are not read: their names, or what stands before a dot in them. Any other tensor after the block's prefix is an
+    /// error, since a block with more tensors is another one.
+    pub ignored: &'a [&'a str],
 }
 
 impl Default for BlockNames<'_> {
-    /// `input_layernorm`, `self_attn`, `post_attention_layernorm` and `mlp`, and the defaults of the names in them.
+    /// `input_layernorm`, `self_attn`, `post_attention_layernorm` and `mlp`, and the defaults of the names in them. The frequencies of a rotary embedding,
+    /// `self_attn.rotary_emb`, are ignored.
     fn default() -> Self {
         Self {
             input_norm: "input_layernorm",
@@ -118,6 +125,7 @@ impl Default for BlockNames<'_> {
             mlp_norm: "post_attention_layernorm",
             mlp: "mlp",
             in_mlp: MlpNames::default(),
+            ignored: &["self_attn.rotary_emb"],
         }
     }
 }
@@ -145,11 +153,11 @@ impl<T: TransformerInput> TransformerBlock<T> {
     /// let device = Device::cpu();
     /// let config = BlockConfig::new(AttentionConfig::new(2).key_heads(1).causal()).rms_norm(1e-6);
     /// let block = TransformerBlock::<f32>::from_safetensors(
-    ///     &config,
     ///     &weights,
     ///     "model.layers.0",
-    ///     BlockNames::default(),
     ///     &device,
+    ///     &config,
+    ///     BlockNames::default(),
     /// )?;
     /// let x = Tensor::from_slice(&device, &[1.0f32; 3 * 8], [1, 3, 8])?;
     /// assert_eq!(block.forward(&x)?.shape(), [1, 3, 8]);
@@ -159,16 +167,16 @@ impl<T: TransformerInput> TransformerBlock<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Weights`](crate::Error::Weights) if a weight is missing or a tensor has another type; otherwise as the layers' constructors, as [`new`](Self::new) and for
-    /// copying to the device.
+    /// [`Error::Weights`](crate::Error::Weights) if a weight is missing, a tensor has another type, or there is one after the prefix that the block does not read and
+    /// `names` does not ignore. Otherwise as the layers' constructors, as [`new`](Self::new) and for copying to the device.
     pub fn from_safetensors(
-        config: &BlockConfig,
         weights: &Weights,
         prefix: &str,
-        names: BlockNames<'_>,
         device: &Device,
+        config: &BlockConfig,
+        names: BlockNames<'_>,
     ) -> Result<Self> {
-        Self::load(config, weights, prefix, names, |name| weights.tensor(name, device))
+        Self::load(weights, prefix, config, names, |name| weights.tensor(name, device))
     }
 
     /// As [`from_safetensors`](Self::from_safetensors), with weights of any floating-point type rounded to `T`.
@@ -177,34 +185,39 @@ impl<T: TransformerInput> TransformerBlock<T> {
     ///
     /// As [`from_safetensors`](Self::from_safetensors); a tensor must be of a floating-point type.
     pub fn from_safetensors_converted(
-        config: &BlockConfig,
         weights: &Weights,
         prefix: &str,
-        names: BlockNames<'_>,
         device: &Device,
+        config: &BlockConfig,
+        names: BlockNames<'_>,
     ) -> Result<Self>
     where
         T: FloatElement,
     {
-        Self::load(config, weights, prefix, names, |name| weights.tensor_converted(name, device))
+        Self::load(weights, prefix, config, names, |name| weights.tensor_converted(name, device))
     }
 
     fn load(
-        config: &BlockConfig,
         weights: &Weights,
         prefix: &str,
+        config: &BlockConfig,
         names: BlockNames<'_>,
         tensor: impl Fn(&str) -> Result<Tensor<T>>,
     ) -> Result<Self> {
+        let read = RefCell::new(BTreeSet::new());
+        let tensor = |name: &str| {
+            read.borrow_mut().insert(name.to_owned());
+            tensor(name)
+        };
         let linear = |layer: &str, name: &str, activation| {
             let name = joined(&joined(prefix, layer), name);
-            Linear::load(weights, &name, activation, &tensor)
+            Linear::load(weights, &name, activation, tensor)
         };
         let norm = |name: &str| -> Result<BlockNorm<T>> {
             let name = joined(prefix, name);
             Ok(match config.norm {
                 NormKind::Layer { epsilon } => {
-                    LayerNorm::load(weights, &name, &tensor)?.with_epsilon(epsilon).into()
+                    LayerNorm::load(weights, &name, tensor)?.with_epsilon(epsilon).into()
                 }
                 NormKind::Rms { epsilon, weight_offset } => RmsNorm::new(tensor(&joined(&name, "weight"))?)?
                     .with_epsilon(epsilon)
@@ -222,7 +235,18 @@ impl<T: TransformerInput> TransformerBlock<T> {
         let mlp = Mlp::load(config.activation, names.in_mlp, |name, activation| {
             linear(names.mlp, name, activation)
         })?;
-        Self::new(norm(names.input_norm)?, attention, norm(names.mlp_norm)?, mlp)
+        let block = Self::new(norm(names.input_norm)?, attention, norm(names.mlp_norm)?, mlp)?;
+        let (read, ignored) = (read.borrow(), names.ignored.iter().map(|name| joined(prefix, name)));
+        let ignored: Vec<String> = ignored.collect();
+        let is_ignored = |name: &str| {
+            let is_of = |ignored: &String| {
+                name.strip_prefix(ignored.as_str())
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            };
+            ignored.iter().any(is_of)
+        };
+        weights.expect_known(prefix, |name| read.contains(name) || is_ignored(name))?;
+        Ok(block)
     }
 }
 

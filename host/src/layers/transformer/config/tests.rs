@@ -107,7 +107,7 @@ fn a_gated_block_is_the_one_of_its_layers() -> Result<()> {
             BlockConfig::new(attention).rms_norm_with_offset(epsilon, offset).rotary(table.clone(), pairing);
         let (weights, names) = (file(&shapes, ""), BlockNames::default());
         let block =
-            TransformerBlock::<f32>::from_safetensors(&config, &weights, PREFIX, names, &Device::cpu())?;
+            TransformerBlock::<f32>::from_safetensors(&weights, PREFIX, &Device::cpu(), &config, names)?;
         assert_eq!(bits(&block.forward(&x(|x| x))?), bits(&expected));
     }
     Ok(())
@@ -152,10 +152,11 @@ fn a_plain_block_with_layer_norms_and_biases_is_the_one_of_its_layers() -> Resul
         mlp_norm: "ln_2",
         mlp: "fc",
         in_mlp: MlpNames::Plain { up: "1", down: "2" },
+        ignored: &[],
     };
     let config = BlockConfig::new(config).layer_norm(1e-3).activation(Activation::GeluTanh);
     let weights = file(&shapes, "");
-    let block = TransformerBlock::<f32>::from_safetensors(&config, &weights, "", names, &Device::cpu())?;
+    let block = TransformerBlock::<f32>::from_safetensors(&weights, "", &Device::cpu(), &config, names)?;
     assert_eq!(bits(&block.forward(&x(|x| x))?), bits(&expected));
     Ok(())
 }
@@ -166,12 +167,12 @@ fn weights_of_another_type_are_rounded_or_refused() -> Result<()> {
     let config = BlockConfig::new(AttentionConfig::new(2).key_heads(1));
     let (weights, names) = (file(&shapes, ""), BlockNames::default());
     let block =
-        TransformerBlock::<bf16>::from_safetensors_converted(&config, &weights, PREFIX, names, &device)?;
+        TransformerBlock::<bf16>::from_safetensors_converted(&weights, PREFIX, &device, &config, names)?;
     let up = values(&shapes, &format!("{PREFIX}.mlp.up_proj.weight"));
     let up: Vec<bf16> = up.into_iter().map(bf16::from_f32).collect();
     assert_eq!(block.mlp().projections()[1].weight().to_vec()?, up);
     assert_eq!(block.forward(&x(bf16::from_f32))?.shape(), [2, 5, COLUMNS]);
-    let error = TransformerBlock::<bf16>::from_safetensors(&config, &weights, PREFIX, names, &device);
+    let error = TransformerBlock::<bf16>::from_safetensors(&weights, PREFIX, &device, &config, names);
     let error = error.expect_err("the file has f32").to_string();
     assert!(error.contains("bf16") && error.contains("F32"), "{error}");
     Ok(())
@@ -184,11 +185,11 @@ fn each_missing_weight_is_named_and_biases_may_be_missing() {
     for (name, _) in &shapes {
         let weights = file(&shapes, name);
         let block = TransformerBlock::<f32>::from_safetensors(
-            &config,
             &weights,
             PREFIX,
-            BlockNames::default(),
             &device,
+            &config,
+            BlockNames::default(),
         );
         match block {
             Ok(_) => assert!(name.ends_with(".bias"), "{name}"),
@@ -198,4 +199,33 @@ fn each_missing_weight_is_named_and_biases_may_be_missing() {
             }
         }
     }
+}
+
+#[test]
+fn a_tensor_that_the_block_would_not_read_is_named_unless_it_is_ignored() -> Result<()> {
+    let (shapes, device) = (of_llama(), Device::cpu());
+    let config = BlockConfig::new(AttentionConfig::new(2).key_heads(1));
+    let load = |name: &str, names: BlockNames<'_>| {
+        let mut shapes = shapes.clone();
+        shapes.push((name.to_owned(), vec![3]));
+        TransformerBlock::<f32>::from_safetensors(&file(&shapes, ""), PREFIX, &device, &config, names)
+    };
+    let of = |name: &str| format!("{PREFIX}.{name}");
+    // Norms of queries, a scale of 8-bit weights, a norm's bias, and a name that only begins like one that is ignored.
+    let others = ["self_attn.q_norm.weight", "mlp.up_proj.weight_scale", "input_layernorm.bias"];
+    for name in others.into_iter().chain(["self_attn.rotary_embedding"]).map(of) {
+        let error = load(&name, BlockNames::default()).expect_err(&name);
+        assert!(matches!(&error, Error::Weights { tensor, .. } if *tensor == name), "{error}");
+        assert!(error.to_string().contains("F32 [3]"), "{error}");
+    }
+    load(&of("self_attn.rotary_emb.inv_freq"), BlockNames::default())?;
+    // Other blocks' tensors, one of which has a name that only begins like this one's.
+    for name in ["model.layers.4.mlp.more", "model.layers.30.mlp.more", "model.norm.weight"] {
+        load(name, BlockNames::default())?;
+    }
+    let names = BlockNames { ignored: &["self_attn.q_norm", "more"], ..BlockNames::default() };
+    load(&of("self_attn.q_norm.weight"), names)?;
+    load(&of("more"), names)?;
+    load(&of("self_attn.k_norm.weight"), names).expect_err("it is not ignored");
+    Ok(())
 }
