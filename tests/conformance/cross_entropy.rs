@@ -16,6 +16,7 @@ use crate::{Case, cases, drawn};
 
 pub(crate) const CASES: &[(&str, Case)] = cases![
     losses_drawn_are_those_of_f64,
+    losses_beside_gradients_of_other_alignment_are_those_of_f64,
     vocabularies_of_any_size_have_all_their_mass_and_no_more,
     a_loss_of_a_row_is_the_same_among_others,
     a_captured_loss_runs_again_on_what_is_there_then,
@@ -73,6 +74,23 @@ fn check(device: &Device, case: &CrossEntropyCase) -> Result<(), TestCaseError> 
 
 fn losses_drawn_are_those_of_f64(device: &Device) -> Result<(), Failed> {
     Ok(drawn::runner(device, [240, 1200])?.run(&any_losses(), |case| check(device, &case))?)
+}
+
+/// The sums are of other parts of the rows then: one of these losses has another last bit with the gradient than alone.
+fn losses_beside_gradients_of_other_alignment_are_those_of_f64(device: &Device) -> Result<(), Failed> {
+    let case = CrossEntropyCase {
+        output: DType::F16,
+        range: 1.0,
+        options: CrossEntropy { smoothing: 0.1, z_loss: 0.0, soft_cap: Some(1.5) },
+        gradient_scale: 0.5,
+        placements: [Placement::default(), Placement { before: 0, after: 1 }],
+        seed: 17_165_620_652_132_561_549,
+        ..CrossEntropyCase::new(DType::Bf16, 3, 2048)
+    };
+    for reduction in [Reduction::Mean, Reduction::Sum, Reduction::None] {
+        check(device, &CrossEntropyCase { reduction, ..case }).map_err(|error| error.to_string())?;
+    }
+    Ok(())
 }
 
 /// Of vocabularies that are not a multiple of what threads have: what is beyond their end has no part in the sum, which a soft cap would give it.

@@ -25,6 +25,11 @@ impl Placement {
         self == Self::default()
     }
 
+    /// The largest power of two, up to 8, of which the begin of each row is a multiple, in elements of a matrix with so many columns.
+    pub(crate) fn alignment(self, columns: usize) -> usize {
+        1 << (self.before | (self.before + columns + self.after)).trailing_zeros().min(3)
+    }
+
     pub(crate) fn note(self, name: &str) -> String {
         if self.is_whole() { String::new() } else { format!(" {name}:{}+{}", self.before, self.after) }
     }

@@ -157,6 +157,12 @@ impl CrossEntropyCase {
         }
     }
 
+    /// Whether the gradient takes the logits' place, as one of another type cannot.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        self.in_place && self.dtype == self.output
+    }
+
     /// The sizes in short.
     #[must_use]
     pub fn shape(&self) -> String {
