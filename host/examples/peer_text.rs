@@ -244,7 +244,7 @@ fn draw(file: &Path, uses: &[usize], experts: usize) -> Result<()> {
         .draw()?;
     chart.draw_series(bins.iter().enumerate().filter(|(_, count)| **count > 0).map(|(bin, &count)| {
         let corners = [(SegmentValue::Exact(bin), 0.5), (SegmentValue::Exact(bin + 1), count as f64)];
-        let mut bar = Rectangle::new(corners, BLUE.mix(0.7).filled());
+        let mut bar = Rectangle::new(corners, RGBColor(0, 114, 178).mix(0.7).filled());
         bar.set_margin(0, 0, 3, 3);
         bar
     }))?;

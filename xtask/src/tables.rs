@@ -116,7 +116,27 @@ fn stale_files() -> Result<Vec<(PathBuf, String)>> {
             }
         }
     }
+    stale.extend(without_theme(&stale)?);
     Ok(stale)
+}
+
+/// The pictures that programs have drawn and that do not follow the reader's colour scheme, and what should stand in them. None of `others`.
+fn without_theme(others: &[(PathBuf, String)]) -> Result<Vec<(PathBuf, String)>> {
+    let folder = workspace_root().join(PLOTS);
+    let entries = std::fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if others.iter().any(|(other, _)| *other == path) {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        let themed = plots::themed(&text);
+        if themed != text {
+            found.push((path, themed));
+        }
+    }
+    Ok(found)
 }
 
 /// The same with sizes in tables that no line is broken within.

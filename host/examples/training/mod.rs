@@ -55,6 +55,9 @@ pub(crate) fn rate(highest: f64, warmup: u64, step: u64, steps: usize) -> f64 {
     highest * schedule::linear_warmup(step, warmup) * cosine
 }
 
+/// Colours of curves, which the colour-blind can tell apart, on light pages and on dark ones.
+const COLOURS: [RGBColor; 3] = [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115)];
+
 /// The losses of steps, each a tensor of one number.
 pub(crate) fn numbers(losses: &[Tensor<f32>]) -> Result<Vec<f32>> {
     losses.iter().map(|loss| Ok(loss.to_vec()?[0])).collect()
@@ -106,7 +109,7 @@ pub(crate) fn draw(path: &Path, curves: &[(&str, Vec<f32>)]) -> Result<()> {
         .y_label_area_size(64)
         .build_cartesian_2d(0..steps, (least..most).log_scale())?;
     chart.configure_mesh().x_desc("step").y_desc("loss").draw()?;
-    for ((name, losses), color) in curves.iter().zip([BLUE, RED, GREEN]) {
+    for ((name, losses), color) in curves.iter().zip(COLOURS) {
         let line = LineSeries::new(losses.iter().copied().enumerate(), color);
         chart
             .draw_series(line)?

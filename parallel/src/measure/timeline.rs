@@ -134,6 +134,9 @@ fn backward_pass(options: &Options, rank: &Rank) -> Result<Vec<Bar>> {
     Ok(bars)
 }
 
+/// The outlines and names of bars. It is no pure black, which a page may show in the colour of its text: bars are light on dark pages too.
+const ON_BARS: RGBColor = RGBColor(31, 35, 40);
+
 /// A lane for each name of one, from top to bottom, with its bars from left to right.
 fn picture(path: &Path, title: &str, bars: &[Bar]) -> std::result::Result<(), Box<dyn StdError>> {
     let mut lanes: Vec<&str> = Vec::new();
@@ -174,9 +177,10 @@ fn picture(path: &Path, title: &str, bars: &[Bar]) -> std::result::Result<(), Bo
                 _ => RGBColor(190, 170, 220),
             };
             let corners = [(bar.start, lane as f64 + 0.1), (bar.end, lane as f64 + 0.9)];
-            chart.draw_series([Rectangle::new(corners, color.filled()), Rectangle::new(corners, BLACK)])?;
+            chart.draw_series([Rectangle::new(corners, color.filled()), Rectangle::new(corners, ON_BARS)])?;
             if (bar.end - bar.start) / (end - begin) > ROOM {
                 let style = TextStyle::from(label.clone()).pos(Pos::new(HPos::Center, VPos::Center));
+                let style = style.color(&ON_BARS);
                 let middle = ((bar.start + bar.end) / 2.0, lane as f64 + 0.5);
                 chart.draw_series([Text::new(bar.name.clone(), middle, style)])?;
             }

@@ -77,8 +77,11 @@ pub(super) fn svg(size: (u32, u32), draw: impl FnOnce(&Canvas<'_>) -> Result<()>
     Ok(themed(&text))
 }
 
-/// A picture whose black and white follow the reader's colour scheme.
-fn themed(text: &str) -> String {
+/// A picture whose black and white follow the reader's colour scheme; one that does so already is the same.
+pub(super) fn themed(text: &str) -> String {
+    if text.contains(STYLE) {
+        return text.to_owned();
+    }
     let text = text
         .replace("fill=\"#FFFFFF\"", "class=\"paper\"")
         .replace("fill=\"#000000\"", "fill=\"currentColor\"")
@@ -333,15 +336,16 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::{NAMED, of, themed};
+    use super::{NAMED, of};
     use crate::measurement::Measurement;
 
     #[test]
     fn black_and_white_follow_the_readers_colours_and_other_colours_stay() {
         let text = "<svg>\n<rect fill=\"#FFFFFF\"/>\n<line stroke=\"#000000\" fill=\"#0072B2\"/>\n";
-        let themed = themed(text);
+        let themed = super::themed(text);
         assert!(themed.contains("<rect class=\"paper\"/>") && themed.contains("prefers-color-scheme:dark"));
         assert!(themed.contains("stroke=\"currentColor\" fill=\"#0072B2\""), "{themed}");
+        assert_eq!(super::themed(&themed), themed);
     }
 
     #[test]
