@@ -36,6 +36,7 @@ const LIBRARIES: &[&str] = &["libnvtx3interop.so.1", "libnvtx3interop.so", "libn
 const LIBRARIES: &[&str] = &["nvtx3interop.dll", "nvToolsExt64_1.dll"];
 
 /// The functions of NVTX.
+#[derive(Debug)]
 struct Nvtx {
     push: unsafe extern "C" fn(*const c_char) -> c_int,
     pop: unsafe extern "C" fn() -> c_int,
@@ -101,8 +102,9 @@ pub fn find_nvtx() -> Result<(), String> {
 }
 
 /// An operation under way: a span of `tracing` and a range of NVTX, until it is dropped.
+#[derive(Debug)]
 #[must_use = "the range ends when this is dropped"]
-pub(crate) struct Range {
+pub struct Range {
     _span: EnteredSpan,
     nvtx: Option<&'static Nvtx>,
     /// Ranges are of a thread.
@@ -118,9 +120,14 @@ impl Drop for Range {
     }
 }
 
-/// Marks a call of the operation of this name until the result is dropped.
+/// Marks a call of the operation of this name until the result is dropped, as this crate's operations do: for operations that are made of them, and for
+/// parts of a program, such as a step of training.
+///
+/// ```
+/// let _step = warpsmith::trace::operation("step");
+/// ```
 #[inline]
-pub(crate) fn operation(name: &'static str) -> Range {
+pub fn operation(name: &'static str) -> Range {
     let span = tracing::debug_span!(target: "warpsmith::operation", "operation", name).entered();
     let nvtx = nvtx();
     if let Some(nvtx) = nvtx {

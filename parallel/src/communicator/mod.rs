@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use warpsmith::{DType, Device, Element, Stream, Tensor};
+use warpsmith::{DType, Device, Element, Stream, Tensor, trace};
 
 use backend::{Backend, Buffer, Gather, PointToPoint};
 use call::{Call, Operation};
@@ -229,6 +229,7 @@ impl Communicator {
     /// [`Failure`](crate::Error::Failure) if the ranks cannot work together any more.
     pub fn all_reduce<T: Element>(&self, tensor: &mut Tensor<T>, reduction: Reduction) -> Result<()> {
         const OPERATION: &str = "all_reduce";
+        let _range = trace::operation(OPERATION);
         let stream = self.stream_for(tensor);
         expect_tensor(OPERATION, "tensor", tensor, &stream)?;
         expect_reducible(OPERATION, T::DTYPE, reduction)?;
@@ -249,6 +250,7 @@ impl Communicator {
         reduction: Reduction,
     ) -> Result<()> {
         const OPERATION: &str = "reduce_scatter";
+        let _range = trace::operation(OPERATION);
         let stream = self.stream_for(input);
         check::expect_pair(OPERATION, input, output, &stream)?;
         expect_reducible(OPERATION, T::DTYPE, reduction)?;
@@ -264,6 +266,7 @@ impl Communicator {
     /// [`Error::Argument`](crate::Error::Argument) if a tensor is not contiguous, `output` has not so many elements as all
     /// inputs, or the two share memory; [`Failure`](crate::Error::Failure) if the ranks cannot work together any more.
     pub fn all_gather<T: Element>(&self, input: &Tensor<T>, output: &mut Tensor<T>) -> Result<()> {
+        let _range = trace::operation(ALL_GATHER);
         let stream = self.stream_for(input);
         let Gather { call, input, output } = self.gather(input, output)?;
         self.backend.all_gather(call, input, output, &stream)
@@ -275,14 +278,14 @@ impl Communicator {
         input: &'a Tensor<T>,
         output: &'a mut Tensor<T>,
     ) -> Result<Gather<'a>> {
-        const OPERATION: &str = "all_gather";
-        check::expect_pair(OPERATION, input, output, &self.stream_for(input))?;
-        expect_count(OPERATION, "output", output.len(), input.len().saturating_mul(self.size()))?;
+        check::expect_pair(ALL_GATHER, input, output, &self.stream_for(input))?;
+        expect_count(ALL_GATHER, "output", output.len(), input.len().saturating_mul(self.size()))?;
         Ok(Gather { call: call::<T>(Operation::AllGather, input.len()), input, output })
     }
 
     /// Several gathers, of tensors on `device`, which NCCL gets as one call.
     pub(crate) fn all_gathers(&self, device: &Device, parts: &mut [Gather<'_>]) -> Result<()> {
+        let _range = trace::operation(ALL_GATHER);
         self.backend.all_gathers(parts, &self.stream_on(device))
     }
 
@@ -294,6 +297,7 @@ impl Communicator {
     /// [`Failure`](crate::Error::Failure) if the ranks cannot work together any more.
     pub fn broadcast<T: Element>(&self, tensor: &mut Tensor<T>, root: usize) -> Result<()> {
         const OPERATION: &str = "broadcast";
+        let _range = trace::operation(OPERATION);
         let stream = self.stream_for(tensor);
         expect_tensor(OPERATION, "tensor", tensor, &stream)?;
         expect_rank(OPERATION, "root", root, self.size())?;
@@ -309,6 +313,7 @@ impl Communicator {
     /// into so many parts, or share memory; [`Failure`](crate::Error::Failure) if the ranks cannot work together any more.
     pub fn all_to_all<T: Element>(&self, input: &Tensor<T>, output: &mut Tensor<T>) -> Result<()> {
         const OPERATION: &str = "all_to_all";
+        let _range = trace::operation(OPERATION);
         let stream = self.stream_for(input);
         check::expect_pair(OPERATION, input, output, &stream)?;
         expect_count(OPERATION, "output", output.len(), input.len())?;
@@ -337,6 +342,7 @@ impl Communicator {
         receives: &[usize],
     ) -> Result<()> {
         const OPERATION: &str = "all_to_all_v";
+        let _range = trace::operation(OPERATION);
         let stream = self.stream_for(input);
         check::expect_pair(OPERATION, input, output, &stream)?;
         for (name, counts, operand, len) in
@@ -361,9 +367,11 @@ impl Communicator {
     /// [`Error::Argument`](crate::Error::Argument) if the tensor is not contiguous, or the rank is this one or does not exist;
     /// [`Failure`](crate::Error::Failure) if the ranks cannot work together any more.
     pub fn send<T: Element>(&self, tensor: &Tensor<T>, to: usize) -> Result<()> {
+        const OPERATION: &str = "send";
+        let _range = trace::operation(OPERATION);
         let stream = self.stream_for(tensor);
-        expect_tensor("send", "tensor", tensor, &stream)?;
-        self.expect_other("send", "to", to)?;
+        expect_tensor(OPERATION, "tensor", tensor, &stream)?;
+        self.expect_other(OPERATION, "to", to)?;
         let call = call::<T>(Operation::PointToPoint, tensor.len());
         let transfers = PointToPoint { send: Some((call, tensor, to)), receive: None };
         self.backend.point_to_point(transfers, &stream)
@@ -375,9 +383,11 @@ impl Communicator {
     ///
     /// As [`send`](Self::send).
     pub fn recv<T: Element>(&self, tensor: &mut Tensor<T>, from: usize) -> Result<()> {
+        const OPERATION: &str = "recv";
+        let _range = trace::operation(OPERATION);
         let stream = self.stream_for(tensor);
-        expect_tensor("recv", "tensor", tensor, &stream)?;
-        self.expect_other("recv", "from", from)?;
+        expect_tensor(OPERATION, "tensor", tensor, &stream)?;
+        self.expect_other(OPERATION, "from", from)?;
         let call = call::<T>(Operation::PointToPoint, tensor.len());
         let transfers = PointToPoint { send: None, receive: Some((call, tensor, from)) };
         self.backend.point_to_point(transfers, &stream)
@@ -394,6 +404,7 @@ impl Communicator {
         (output, from): (&mut Tensor<T>, usize),
     ) -> Result<()> {
         const OPERATION: &str = "send_recv";
+        let _range = trace::operation(OPERATION);
         let stream = self.stream_for(input);
         check::expect_pair(OPERATION, input, output, &stream)?;
         self.expect_other(OPERATION, "to", to)?;
@@ -410,6 +421,7 @@ impl Communicator {
     ///
     /// [`Failure`](crate::Error::Failure) if the ranks cannot work together any more.
     pub fn barrier(&self, device: &Device) -> Result<()> {
+        let _range = trace::operation("barrier");
         let call = Call { group: 0, number: 0, operation: Operation::Barrier, dtype: DType::U8, count: 0 };
         self.backend.barrier(call, &self.stream_on(device))
     }
@@ -463,6 +475,9 @@ impl Communicator {
         Ok(())
     }
 }
+
+/// The name of the operation that [`Communicator::gather`] prepares.
+const ALL_GATHER: &str = "all_gather";
 
 fn call<T: Element>(operation: Operation, count: usize) -> Call {
     Call { group: 0, number: 0, operation, dtype: T::DTYPE, count }

@@ -10,3 +10,4 @@ mod pipeline;
 mod processes;
 mod support;
 mod tensor;
+mod trace;
