@@ -5,7 +5,7 @@ use half::bf16;
 use libtest_mimic::Failed;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use warpsmith::ops::peer::{ExpertFormat, ExpertTable};
+use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertMlpGradients, ExpertTable, ExpertVectors};
 use warpsmith::ops::{self, Activation};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor};
 use warpsmith_lab::cases::{Data, ExpertCase, Residence};
@@ -18,6 +18,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     gradients_drawn_stay_within_their_bound,
     gradients_of_integers_drawn_are_exact,
     gradients_are_the_same_bits_wherever_rows_are,
+    rows_at_addresses_give_the_bits_of_a_table,
     gradients_with_ids_of_no_expert_count_for_none,
     gradients_without_experts_are_zeros,
     gradients_are_rounded_once_and_those_of_frozen_experts_are_left_out,
@@ -81,6 +82,41 @@ fn gradients_are_the_same_bits_wherever_rows_are(device: &Device) -> Result<(), 
         prop_assert_eq!(&resident, &bits(Residence::Mixed)?);
         Ok(())
     })?)
+}
+
+/// Of some experts in slots, and of the others where all rows are, in memory that the table does not keep.
+fn rows_at_addresses_give_the_bits_of_a_table(device: &Device) -> Result<(), Failed> {
+    const COUNT: usize = 6;
+    let layout = ExpertLayout::new(ExpertFormat::Bf16, 16, 1, 8, false)?;
+    let (u, v) = (numbers(COUNT * 16, 4), numbers(COUNT * 8, 5));
+    let mut bytes = vec![0u8; COUNT * layout.row_bytes()];
+    for ((u, v), row) in u.chunks(16).zip(v.chunks(8)).zip(bytes.chunks_mut(layout.row_bytes())) {
+        layout.pack(ExpertVectors { u, w: &[], v }, row)?;
+    }
+    let all = Tensor::from_slice(device, &bytes, [COUNT, layout.row_bytes()])?;
+    // Expert 4 is in slot 0, expert 1 in slot 1.
+    let row = |expert: usize| &bytes[expert * layout.row_bytes()..][..layout.row_bytes()];
+    let slots = Tensor::from_slice(device, &[row(4), row(1)].concat(), [2, layout.row_bytes()])?;
+    let slot_of = Tensor::from_slice(device, &[u32::MAX, 1, u32::MAX, u32::MAX, 0, u32::MAX], [COUNT])?;
+    let addresses = [slots.device_address(), all.device_address(), slot_of.device_address()];
+    // SAFETY: the three tensors are of these sizes and alive until the results have been read, and nothing writes them.
+    let foreign = unsafe { ExpertTable::foreign(device, layout, COUNT, 2, addresses) };
+    if device.kind() == DeviceKind::Cpu {
+        assert!(matches!(foreign, Err(Error::UnsupportedDevice { .. })));
+        return Ok(());
+    }
+    let [x, dy] = rows(device, 3)?;
+    let routing = routing(device, &[0, 1, 4, 5, 1, 4], &[3, 1, 2])?;
+    let bits = |table: &ExpertTable| -> Result<[Vec<u32>; 6], Failed> {
+        let y = ops::expert_mlp(&x, &routing, table).run()?.to_vec()?;
+        let ExpertMlpGradients { dx, dgates, experts, .. } =
+            ops::expert_mlp_backward(&x, &routing, table, &dy).run()?;
+        let (ids, [u, _, v]) = experts.expect("they are not frozen").read()?;
+        let of = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        Ok([of(y), of(dx.to_vec()?), of(dgates.to_vec()?), ids, of(u), of(v)])
+    };
+    assert_eq!(bits(&foreign?)?, bits(&ExpertTable::from_rows(layout, &all)?)?);
+    Ok(())
 }
 
 /// x and dy for so many tokens of [`table`]'s experts.
