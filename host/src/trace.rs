@@ -4,7 +4,7 @@
 //!
 //! | target | level | what |
 //! |---|---|---|
-//! | `warpsmith::operation` | debug | a span around the call of an operation, with its name |
+//! | `warpsmith::operation` | debug | a span around the call of an operation, a collective or what [`operation`] marks, with its name |
 //! | `warpsmith::plan` | debug | an event for each new choice of kernels; a choice that is cached makes none |
 //! | `warpsmith::module` | debug | an event for each module of PTX that is loaded, with its bytes and the milliseconds it took |
 //! | `warpsmith::launch` | trace | an event for each launch: entry, grid, block, cluster, shared memory |
@@ -12,7 +12,7 @@
 //!
 //! Without a subscriber each of them costs a comparison with a static variable.
 //!
-//! With `WARPSMITH_NVTX=1` in the environment, each operation is a range of NVTX with its name. Nsight Systems shows ranges
+//! With `WARPSMITH_NVTX=1` in the environment, each of these spans is a range of NVTX with its name. Nsight Systems shows ranges
 //! above the kernels. The library of NVTX is opened when the first operation runs. Where it is missing, nothing is marked. A
 //! warning of target `warpsmith::nvtx` says so.
 
@@ -101,7 +101,8 @@ pub fn find_nvtx() -> Result<(), String> {
     .map(drop)
 }
 
-/// An operation under way: a span of `tracing` and a range of NVTX, until it is dropped.
+/// An operation under way: a span of `tracing` and a range of NVTX, until it is dropped. Ranges of a thread end in the reverse order of their begin, else NVTX
+/// shows other ones.
 #[derive(Debug)]
 #[must_use = "the range ends when this is dropped"]
 pub struct Range {
@@ -114,7 +115,7 @@ pub struct Range {
 impl Drop for Range {
     fn drop(&mut self) {
         if let Some(nvtx) = self.nvtx {
-            // SAFETY: it takes no arguments; the range was begun on this thread, and ranges are dropped in order.
+            // SAFETY: it takes no arguments. The range was begun on this thread; NVTX ends the thread's last one.
             unsafe { (nvtx.pop)() };
         }
     }

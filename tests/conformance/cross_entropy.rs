@@ -76,7 +76,7 @@ fn losses_drawn_are_those_of_f64(device: &Device) -> Result<(), Failed> {
     Ok(drawn::runner(device, [240, 1200])?.run(&any_losses(), |case| check(device, &case))?)
 }
 
-/// The sums are of other parts of the rows then: one of these losses has another last bit with the gradient than alone.
+/// Sums have another order then, and the loss may have another last bit with the gradient than alone.
 fn losses_beside_gradients_of_other_alignment_are_those_of_f64(device: &Device) -> Result<(), Failed> {
     let case = CrossEntropyCase {
         output: DType::F16,
@@ -87,8 +87,13 @@ fn losses_beside_gradients_of_other_alignment_are_those_of_f64(device: &Device) 
         seed: 17_165_620_652_132_561_549,
         ..CrossEntropyCase::new(DType::Bf16, 3, 2048)
     };
-    for reduction in [Reduction::Mean, Reduction::Sum, Reduction::None] {
-        check(device, &CrossEntropyCase { reduction, ..case }).map_err(|error| error.to_string())?;
+    // A row that is alone has no distance to the next one.
+    let one = [Placement { before: 0, after: 1 }, Placement { before: 1, after: 0 }];
+    for (rows, placements) in [(3, case.placements), (1, one)] {
+        for reduction in [Reduction::Mean, Reduction::Sum, Reduction::None] {
+            let case = CrossEntropyCase { rows, placements, reduction, ..case };
+            check(device, &case).map_err(|error| error.to_string())?;
+        }
     }
     Ok(())
 }

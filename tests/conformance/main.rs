@@ -1,7 +1,7 @@
 //! What every device must do: one suite, run on the CPU implementation, in the emulator, and on a GPU where there is one.
 //!
 //! Without a GPU its cases are listed as ignored and the reason is printed. Likewise the cases that are for GPUs as large as an H100 on another one.
-//! `WARPSMITH_TEST_DEVICE=cuda:1` picks another GPU than the first, and then it has to be there; `WARPSMITH_TEST_SEED=n` draws other properties than usual, and
+//! `WARPSMITH_TEST_DEVICE=cuda:1` picks another GPU than the first, and then it has to be there; `WARPSMITH_TEST_SEED=n` draws other properties and orders of warps than usual, and
 //! `WARPSMITH_TEST_SHARE=n` one of n of them. Tests whose names begin with `slow::` take most of the time: `--skip slow::` leaves them out. The program needs nothing but itself, so it can be built
 //! on one machine and run on another.
 

@@ -76,8 +76,7 @@ pub(crate) fn devices() -> Result<Vec<(String, Device)>, Failed> {
     devices_of((9, 0), None)
 }
 
-/// An emulated GPU in every mode, with so many multiprocessors if they are given. One order is drawn: kernels have enough in common that what one misses in
-/// it another finds.
+/// An emulated GPU in every mode, with so many multiprocessors if they are given. One order is drawn, by the seed of all draws.
 fn devices_of(
     compute_capability: (u32, u32),
     multiprocessors: Option<u32>,

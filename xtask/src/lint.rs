@@ -58,14 +58,16 @@ pub(crate) fn run(_: &Args) -> Result<ExitCode> {
 }
 
 fn stale_tables(_: &Path) -> Result<Vec<String>> {
-    let tell =
-        |path: PathBuf| format!("{} is not what docs/bench says: run `cargo xtask tables`", path.display());
+    let tell = |path: PathBuf| format!("{} is not what `cargo xtask tables` makes: run it", path.display());
     Ok(tables::stale()?.into_iter().map(tell).collect())
 }
 
 /// By the hashes of the sources alone: `cargo xtask ptx --check` compiles them.
 fn stale_ptx(_: &Path) -> Result<Vec<String>> {
     let (_, complaints) = ptx::check_hashes()?;
-    let tell = |complaint: &Complaint| format!("{complaint}: run `cargo xtask ptx`");
+    let tell = |complaint: &Complaint| match complaint {
+        Complaint::Stale(text) => format!("{text}: run `cargo xtask ptx`"),
+        Complaint::Wrong(text) => text.clone(),
+    };
     Ok(complaints.iter().map(tell).collect())
 }

@@ -12,7 +12,8 @@
 //! The name `all` stands for all files: its parts are `headline`, `headline short` and `random`.
 //!
 //! Only what the library chooses by itself is shown; forced variants stay in the data. While a file of PEER, of attention, of training or of errors is not there,
-//! nothing stands between its marks. Each file of times has its plots in `docs/src/plots`.
+//! nothing stands between its marks. Each file of times has its plots in `docs/src/plots`. Pictures there that
+//! programs drew get the colours of light and of dark pages.
 
 mod accuracy;
 mod attention;
@@ -81,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(if args.check && !stale.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The pages and plots that are not what the data say.
+/// The pages and plots that are not what the data say, or do not follow the reader's colour scheme.
 pub(crate) fn stale() -> Result<Vec<PathBuf>> {
     Ok(stale_files()?.into_iter().map(|(path, _)| path).collect())
 }
@@ -123,11 +124,15 @@ fn stale_files() -> Result<Vec<(PathBuf, String)>> {
 /// The pictures that programs have drawn and that do not follow the reader's colour scheme, and what should stand in them. None of `others`.
 fn without_theme(others: &[(PathBuf, String)]) -> Result<Vec<(PathBuf, String)>> {
     let folder = workspace_root().join(PLOTS);
-    let entries = std::fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
     let mut found = Vec::new();
+    if !folder.exists() {
+        return Ok(found);
+    }
+    let entries = std::fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
     for entry in entries {
         let path = entry?.path();
-        if others.iter().any(|(other, _)| *other == path) {
+        let is_picture = path.extension().is_some_and(|extension| extension == "svg");
+        if !is_picture || others.iter().any(|(other, _)| *other == path) {
             continue;
         }
         let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
@@ -136,6 +141,7 @@ fn without_theme(others: &[(PathBuf, String)]) -> Result<Vec<(PathBuf, String)>>
             found.push((path, themed));
         }
     }
+    found.sort();
     Ok(found)
 }
 

@@ -25,9 +25,10 @@ impl Placement {
         self == Self::default()
     }
 
-    /// The largest power of two, up to 8, of which the begin of each row is a multiple, in elements of a matrix with so many columns.
-    pub(crate) fn alignment(self, columns: usize) -> usize {
-        1 << (self.before | (self.before + columns + self.after)).trailing_zeros().min(3)
+    /// The largest power of two, up to 8, of which the begin of each row of such a matrix is a multiple, in elements.
+    pub(crate) fn alignment(self, [rows, columns]: [usize; 2]) -> usize {
+        let stride = if rows > 1 { self.before + columns + self.after } else { 0 };
+        1 << (self.before | stride).trailing_zeros().min(3)
     }
 
     pub(crate) fn note(self, name: &str) -> String {

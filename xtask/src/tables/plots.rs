@@ -79,9 +79,8 @@ pub(super) fn svg(size: (u32, u32), draw: impl FnOnce(&Canvas<'_>) -> Result<()>
 
 /// A picture whose black and white follow the reader's colour scheme; one that does so already is the same.
 pub(super) fn themed(text: &str) -> String {
-    if text.contains(STYLE) {
-        return text.to_owned();
-    }
+    let is_style = |line: &&str| line.starts_with("<style>svg{color:");
+    let text: String = text.split_inclusive('\n').filter(|line| !is_style(line)).collect();
     let text = text
         .replace("fill=\"#FFFFFF\"", "class=\"paper\"")
         .replace("fill=\"#000000\"", "fill=\"currentColor\"")

@@ -212,7 +212,8 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
         Ok(())
     }
 
-    /// A layer with the tensors that `names` gives after `prefix` and a dot, which are of type `T`. Each projection's bias may be missing.
+    /// A layer with the tensors that `names` gives after `prefix` and a dot, which are of type `T`. Each projection's bias may be missing. Other tensors
+    /// are not read, such as norms of queries and keys.
     ///
     /// # Errors
     ///

@@ -131,7 +131,8 @@ impl Default for BlockNames<'_> {
 }
 
 impl<T: TransformerInput> TransformerBlock<T> {
-    /// A block with the tensors that `names` gives after `prefix` and a dot, which are of type `T`. Each bias may be missing.
+    /// A block with the tensors that `names` gives after `prefix` and a dot, which are of type `T`. Each bias may be missing. With an empty prefix the file is that
+    /// of the block alone.
     ///
     /// ```
     /// # use std::collections::BTreeMap;

@@ -105,8 +105,8 @@ pub enum Reduction {
 /// label is neither that nor a column, 0 to V − 1, has a loss of NaN, and NaN for its gradient; so it shows in the mean and in the sum. So have rows with NaN or ∞,
 /// and rows of nothing but −∞ without a cap.
 ///
-/// Results are the same bits each time. Which losses a row has depends on its columns and the alignment of the logits' rows and the gradient's only, not on
-/// other rows.
+/// Results are the same bits each time. Which losses a row has depends on its columns, the alignment of the logits' rows and the gradient's, and the kind of
+/// GPU, not on other rows.
 ///
 /// ```
 /// use warpsmith::{Device, Tensor, ops};
