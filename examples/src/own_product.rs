@@ -5,49 +5,54 @@ use warpsmith_dsl::prelude::*;
 
 /// `softplus(scale of the row · sum + bias of the column)`
 #[product_kernels(softplus_f16: F16 -> F16, softplus_bf16: Bf16 -> f32)]
-pub struct Softplus {
-    scales: GlobalSlice<f32>,
-    bias: GlobalSlice<f32>,
-}
-
-impl ProductEpilogue for Softplus {
-    type Row = f32;
-    type Column = f32;
-
-    #[inline(always)]
-    fn row(&self, row: u32) -> f32 {
-        self.scales.get(row as usize).unwrap_or(0.0)
-    }
-
-    #[inline(always)]
-    fn column(&self, column: u32) -> f32 {
-        self.bias.get(column as usize).unwrap_or(0.0)
-    }
-
-    #[inline(always)]
-    fn apply(&self, scale: f32, bias: f32, sum: f32) -> f32 {
-        let x = scale * sum + bias;
-        x.max(0.0) + math::ln(1.0 + math::exp(-x.abs()))
-    }
+pub fn softplus(sum: f32, #[row] scale: f32, #[column] bias: f32) -> f32 {
+    let x = scale * sum + bias;
+    x.max(0.0) + math::ln(1.0 + math::exp(-x.abs()))
 }
 
 /// `sum²`: an epilogue without operands.
 #[product_kernels(square_f16: F16 -> f32)]
-pub struct Square {}
+pub fn square(sum: f32) -> f32 {
+    sum * sum
+}
 
-impl ProductEpilogue for Square {
+/// `gain · max(sum + a + b, floor) · scale`, with numbers of all kinds: of columns in two types, of rows, and the same for all.
+#[product_kernels(clipped_f16: F16 -> f32)]
+pub fn clipped(
+    value: f32,
+    #[column] a: f32,
+    #[row] scale: f32,
+    #[column(Bf16)] sum: f32,
+    floor: f32,
+    gain: i32,
+    reserved: u32,
+) -> f32 {
+    gain as f32 * (value + a + sum).max(floor) * scale + reserved as f32
+}
+
+/// `offset + scale of the group of columns · sum`: a struct reads at the places that it chooses.
+#[product_kernels(grouped_f16: F16 -> f32)]
+pub struct Grouped {
+    scales: GlobalSlice<f32>,
+    group: u32,
+    offset: f32,
+}
+
+impl ProductEpilogue for Grouped {
     type Row = ();
-    type Column = ();
+    type Column = f32;
 
     #[inline(always)]
     fn row(&self, _: u32) {}
 
     #[inline(always)]
-    fn column(&self, _: u32) {}
+    fn column(&self, column: u32) -> f32 {
+        self.scales.get((column / self.group.max(1)) as usize).unwrap_or(0.0)
+    }
 
     #[inline(always)]
-    fn apply(&self, (): (), (): (), sum: f32) -> f32 {
-        sum * sum
+    fn apply(&self, (): (), scale: f32, sum: f32) -> f32 {
+        self.offset + scale * sum
     }
 }
 
@@ -65,7 +70,7 @@ mod tests {
 
     /// `softplus`, and how far f32 may be from it: the error of its argument, since the slope is at most 1. Of its own: the
     /// exponential's 8 u and the addition's, halved by the logarithm's slope, the logarithm's 5 u of ln 2, and the last addition.
-    fn softplus(scales: &[f32], bias: &[f32], sum: &Sum) -> (f64, f64) {
+    fn exact_softplus(scales: &[f32], bias: &[f32], sum: &Sum) -> (f64, f64) {
         let (scale, bias) = (f64::from(scales[sum.row]), f64::from(bias[sum.column]));
         let x = scale * sum.value + bias;
         let exact = x.max(0.0) + (-x.abs()).exp().ln_1p();
@@ -108,7 +113,7 @@ mod tests {
             let of_row = Tensor::from_slice(&self.device, &scales, [m])?;
             let of_column = Tensor::from_slice(&self.device, &bias, [n])?;
             let product = self.product.of(&x, &w, (&of_row, &of_column)).tile(tile).parts(parts);
-            let worst = product.check(|sum| softplus(&scales, &bias, sum))?;
+            let worst = product.check(|sum| exact_softplus(&scales, &bias, sum))?;
             assert!(worst.is_none_or(|worst| worst.is_within()), "{m}x{n}x{k}, {tile:?}: {}", worst.unwrap());
             Ok(())
         }
@@ -216,7 +221,8 @@ mod tests {
         let case = Case::<f16, f16, softplus_f16>::new(emulator("emulator"), f16::from_f32)?;
         let (x, w) = (case.matrix(1, [4, 8], 8)?, case.matrix(2, [3, 8], 8)?);
         let numbers = Tensor::<f32>::zeros(&case.device, [4])?;
-        let run = |x: &Tensor<f16>, w: &Tensor<f16>| case.product.of(x, w, (&numbers, &numbers)).run();
+        let of_columns = numbers.slice(0, 0..3)?;
+        let run = |x: &Tensor<f16>, w: &Tensor<f16>| case.product.of(x, w, (&numbers, &of_columns)).run();
         let narrow = case.matrix(2, [3, 7], 7)?;
         let error = run(&x, &narrow).unwrap_err().to_string();
         assert!(error.contains("`w` has shape [3, 7]") && error.contains("[N, 8]"), "{error}");
@@ -224,8 +230,16 @@ mod tests {
         assert!(matches!(run(&flat, &w), Err(Error::Shape { operand: "x", .. })));
         let other = Tensor::<f16>::zeros(&Device::cpu(), [3, 8])?;
         assert!(matches!(run(&x, &other), Err(Error::DeviceMismatch { .. })));
+        // A number for each row and for each column, no more and no fewer.
+        for (operands, operand, of) in
+            [((&of_columns, &of_columns), "scale", "row"), ((&numbers, &numbers), "bias", "column")]
+        {
+            let error = case.product.of(&x, &w, operands).run().unwrap_err();
+            assert!(matches!(&error, Error::Shape { operand: of, .. } if *of == operand), "{error}");
+            assert!(error.to_string().contains(&format!("an element for each {of} of y")), "{error}");
+        }
         let mut y = Tensor::<f16>::zeros(&case.device, [3, 4])?;
-        let into = case.product.of(&x, &w, (&numbers, &numbers)).run_into(&mut y);
+        let into = case.product.of(&x, &w, (&numbers, &of_columns)).run_into(&mut y);
         assert!(matches!(into, Err(Error::Shape { operand: "y", .. })));
         let mut same = w.slice(1, 0..3)?;
         let into = case.product.of(&w, &w, (&numbers, &numbers)).run_into(&mut same);
@@ -242,6 +256,52 @@ mod tests {
         let worst = square.of(&x, &x, ()).check(|sum| {
             let exact = sum.value * sum.value;
             (exact, 1.01 * (2.0 * sum.value.abs() * sum.error + sum.error * sum.error + U * exact))
+        })?;
+        assert!(worst.is_some_and(|worst| worst.is_within()), "{}", worst.unwrap());
+        Ok(())
+    }
+
+    #[test]
+    fn numbers_of_rows_of_columns_and_of_all_reach_the_function() -> Result<()> {
+        for device in ["emulator", "emulator:9.0"].map(emulator) {
+            let clipped = fused::product::<clipped_f16, f16, f32>(&device, &KERNELS)?;
+            let [m, n, k] = [19, 70, 24];
+            // Whole numbers: every result is exact.
+            let whole = |seed, count| numbers(seed, count).into_iter().map(|x| (x * 4.0).round()).collect();
+            let [x, w, a, scales, b]: [Vec<f32>; 5] =
+                [(41, m * k), (42, n * k), (43, n), (44, m), (45, n)].map(|(seed, count)| whole(seed, count));
+            let halves = |numbers: &[f32]| numbers.iter().copied().map(f16::from_f32).collect::<Vec<_>>();
+            let on_x = Tensor::from_slice(&device, &halves(&x), [m, k])?;
+            let on_w = Tensor::from_slice(&device, &halves(&w), [n, k])?;
+            let on_b: Vec<bf16> = b.iter().copied().map(bf16::from_f32).collect();
+            let [on_a, on_scales] =
+                [&a, &scales].map(|numbers| Tensor::from_slice(&device, numbers, [numbers.len()]));
+            let (on_a, on_scales, on_b) = (on_a?, on_scales?, Tensor::from_slice(&device, &on_b, [n])?);
+            let operands = (&on_a, &on_scales, &on_b, -3.0f32, -2i32, 5u32);
+            let y = clipped.of(&on_x, &on_w, operands).run()?.to_vec()?;
+            for (at, y) in y.into_iter().enumerate() {
+                let (row, column) = (at / n, at % n);
+                let sum: f32 = (0..k).map(|k_| x[row * k + k_] * w[column * k + k_]).sum();
+                assert_eq!(
+                    y,
+                    -2.0 * (sum + a[column] + b[column]).max(-3.0) * scales[row] + 5.0,
+                    "{row}, {column}"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_struct_reads_at_the_places_that_it_chooses() -> Result<()> {
+        let device = Device::emulator();
+        let grouped = fused::product::<grouped_f16, f16, f32>(&device, &KERNELS)?;
+        let x: Vec<f16> = numbers(51, 7 * 24).into_iter().map(f16::from_f32).collect();
+        let x = Tensor::from_slice(&device, &x, [7, 24])?;
+        let scales = Tensor::from_slice(&device, &[1.0f32, -0.5, 2.0], [3])?;
+        let worst = grouped.of(&x, &x, (&scales, 3u32, 0.25f32)).check(|sum| {
+            let scale = [1.0, -0.5, 2.0][sum.column / 3];
+            (0.25 + scale * sum.value, scale.abs() * sum.error + 2.0 * U * ((scale * sum.value).abs() + 0.25))
         })?;
         assert!(worst.is_some_and(|worst| worst.is_within()), "{}", worst.unwrap());
         Ok(())

@@ -4,6 +4,7 @@
 
 use proc_macro::TokenStream;
 
+mod epilogue;
 mod function;
 mod kernel;
 mod param;
@@ -62,6 +63,22 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
 
 /// Makes the kernels of a matrix product with an epilogue of one's own: all variants that the library's planner chooses from.
 ///
+/// The epilogue is a function of the sum. A parameter with `#[row]` has an element for each row, one with `#[column]` for each column. They come before
+/// those that are the same for all elements, of type `f32`, `u32` or `i32`.
+///
+/// ```text
+/// /// `softplus(scale of the row · sum + bias of the column)`
+/// #[product_kernels(softplus_f16: F16 -> f32, softplus_bf16: Bf16 -> f32)]
+/// pub fn softplus(sum: f32, #[row] scale: f32, #[column(Bf16)] bias: f32) -> f32 {
+///     let x = scale * sum + bias;
+///     x.max(0.0) + math::ln(1.0 + math::exp(-x.abs()))
+/// }
+/// ```
+///
+/// `(Bf16)` is the type of the elements in memory: `f32` unless it is named. A launch takes a tensor for each of rows or columns, in the order of the parameters.
+///
+/// An epilogue that reads at other places is a struct, which implements `ProductEpilogue`:
+///
 /// ```text
 /// /// `softplus(scale of the row · sum)`
 /// #[product_kernels(softplus_f16: F16 -> f32, softplus_bf16: Bf16 -> f32)]
@@ -80,7 +97,8 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
 ///
 /// Each `name: Input -> Output` gives kernels for operands of one type: `F16` or `Bf16`, and a result of the same type or of `f32`. The
 /// attribute makes the struct a kernel parameter, and adds a type `name`, which the host gives to `warpsmith::ops::fused::product`.
-/// The struct's fields are numbers and slices of global memory, in an order that leaves no padding; a launch takes a tensor for a slice.
+/// The struct's fields are numbers and slices of global memory, in an order that leaves no padding; a launch takes a tensor for a slice. That of a function
+/// `scaled_softplus` is called `ScaledSoftplus`.
 ///
 /// Build the file for `sm_80` and `sm_90a`: the latter has the variants for Hopper.
 #[proc_macro_attribute]

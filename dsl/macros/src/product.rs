@@ -2,13 +2,17 @@
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
-use syn::{Ident, Result};
+use syn::{Ident, ItemFn, Result};
 
+use crate::epilogue::of_function;
 use crate::function::{Types, operands, types};
 
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
     let products = types(attribute, "#[product_kernels] needs a product: `name: F16 -> f32`")?;
-    let (name, epilogue) = operands(item.clone(), "an epilogue")?;
+    let (name, epilogue) = match syn::parse2::<ItemFn>(item.clone()) {
+        Ok(function) => of_function(function)?,
+        Err(_) => operands(item.clone(), "an epilogue")?,
+    };
     let kernels =
         products.iter().map(|product| kernels(&name, product, product.source("product_kernels", &item)));
     Ok(quote! {

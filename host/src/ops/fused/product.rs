@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::gemm::product::ProductKernels;
 use warpsmith_dsl::launch::Kernel;
-use warpsmith_dsl::operands::FieldOperands;
+use warpsmith_dsl::operands::{FieldOperands, Misfit};
 
 use super::loaded::Loaded;
 use crate::device::Device;
@@ -223,6 +223,13 @@ where
                 return Err(Error::Overlap { operation: F::NAME, operand: "y", other: name });
             }
         }
+        let epilogue = F::Epilogue::from_operands(values);
+        let &[m, n] = y.shape() else { return Ok(()) };
+        if let Some(Misfit { operand, is_of_rows, expected, actual }) = epilogue.misfit(m, n) {
+            let what = if is_of_rows { "row" } else { "column" };
+            let expected = format!("[{expected}], an element for each {what} of y");
+            return Err(Error::Shape { operation: F::NAME, operand, expected, actual: vec![actual] });
+        }
         // No device that runs kernels is planned for the CPU.
         let Planned::Kernels(plan, kernels) = planned else { return Ok(()) };
         let [x, w] = match plan.path.repack {
@@ -231,7 +238,6 @@ where
             [false, true] => [self.x.clone(), repack(self.w).on(&stream).run()?],
             [false, false] => [self.x.clone(), self.w.clone()],
         };
-        let epilogue = F::Epilogue::from_operands(values);
         let mut operands: Vec<&dyn Operand> = vec![&x, &w, y];
         operands.extend(used.iter().map(|(_, operand, _)| *operand));
         stream.with_operands(&operands, || {
