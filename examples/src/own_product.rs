@@ -30,6 +30,19 @@ pub fn clipped(
     gain as f32 * (value + a + sum).max(floor) * scale + reserved as f32
 }
 
+/// `row · (sum + columns) + rows · bias + column`, with two numbers of rows, and names that are those of other things.
+#[product_kernels(bias_bf16: Bf16 -> f32)]
+pub fn bias(
+    sum: f32,
+    #[row] row: f32,
+    #[row] rows: f32,
+    #[column] columns: f32,
+    bias: f32,
+    column: u32,
+) -> f32 {
+    row * (sum + columns) + rows * bias + column as f32
+}
+
 /// `offset + scale of the group of columns · sum`: a struct reads at the places that it chooses.
 #[product_kernels(grouped_f16: F16 -> f32)]
 pub struct Grouped {
@@ -236,7 +249,7 @@ mod tests {
         {
             let error = case.product.of(&x, &w, operands).run().unwrap_err();
             assert!(matches!(&error, Error::Shape { operand: of, .. } if *of == operand), "{error}");
-            assert!(error.to_string().contains(&format!("an element for each {of} of y")), "{error}");
+            assert!(error.to_string().contains(&format!("one for each {of} of y")), "{error}");
         }
         let mut y = Tensor::<f16>::zeros(&case.device, [3, 4])?;
         let into = case.product.of(&x, &w, (&numbers, &of_columns)).run_into(&mut y);
@@ -288,6 +301,29 @@ mod tests {
                     "{row}, {column}"
                 );
             }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn parameters_may_be_called_like_the_function_and_like_each_other() -> Result<()> {
+        for device in ["emulator", "emulator:9.0"].map(emulator) {
+            let product = fused::product::<bias_bf16, bf16, f32>(&device, &KERNELS)?;
+            let [m, n, k] = [5, 9, 16];
+            let ones = |rows: usize| Tensor::from_slice(&device, &vec![bf16::ONE; rows * k], [rows, k]);
+            let counted = |of: usize| {
+                Tensor::from_slice(&device, &(0..of).map(|at| at as f32).collect::<Vec<_>>(), [of])
+            };
+            let (x, w, row, column) = (ones(m)?, ones(n)?, counted(m)?, counted(n)?);
+            let y = product.of(&x, &w, (&row, &row, &column, 0.5f32, 7u32)).run()?.to_vec()?;
+            for (at, y) in y.into_iter().enumerate() {
+                let (row, column) = ((at / n) as f32, (at % n) as f32);
+                assert_eq!(y, row * (k as f32 + column) + row * 0.5 + 7.0);
+            }
+            // Of outputs without elements, too, operands are held to their lengths.
+            let none = Tensor::<bf16>::zeros(&device, [0, k])?;
+            let refused = product.of(&none, &w, (&row, &row, &column, 0.5f32, 7u32)).run();
+            assert!(matches!(refused, Err(Error::Shape { operand: "row", .. })));
         }
         Ok(())
     }

@@ -2,8 +2,9 @@
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens as _, format_ident, quote};
+use syn::ext::IdentExt as _;
 use syn::spanned::Spanned as _;
-use syn::{Attribute, Error, FnArg, Ident, ItemFn, Pat, Result, ReturnType, Type};
+use syn::{Attribute, Error, FnArg, Ident, ItemFn, Pat, Result, ReturnType, Type, Visibility};
 
 /// Which elements of the output have the same number as parameter.
 enum Of {
@@ -26,6 +27,9 @@ struct Parameter {
 const RULES: &str = "an epilogue is a function of the sum, an f32, with parameters for its row (`#[row] scale: f32`) and its column \
                      (`#[column] bias: f32`), and then those that are the same for all elements";
 
+/// A launch takes no more operands.
+const MOST_PARAMETERS: usize = 8;
+
 /// The struct's name, and the function with all that makes it an epilogue.
 pub(crate) fn of_function(mut function: ItemFn) -> Result<(Ident, TokenStream)> {
     let signature = &mut function.sig;
@@ -40,6 +44,9 @@ pub(crate) fn of_function(mut function: ItemFn) -> Result<(Ident, TokenStream)> 
     {
         return refuse(&signature, "an epilogue is a safe function");
     }
+    if !matches!(function.vis, Visibility::Public(_)) {
+        return refuse(&signature.fn_token, "an epilogue is `pub`, as its kernels are");
+    }
     if !matches!(&signature.output, ReturnType::Type(_, of_type) if is(of_type, "f32")) {
         return refuse(&signature, "an epilogue returns an f32");
     }
@@ -49,6 +56,9 @@ pub(crate) fn of_function(mut function: ItemFn) -> Result<(Ident, TokenStream)> 
         _ => return refuse(&signature.ident, RULES),
     }
     let parameters = inputs.map(parameter).collect::<Result<Vec<_>>>()?;
+    if let Some(surplus) = parameters.get(MOST_PARAMETERS) {
+        return refuse(&surplus.name, "an epilogue has at most 8 parameters beside the sum");
+    }
     // Slices come first, so that the struct has no padding between its fields.
     let is_number = |parameter: &Parameter| matches!(parameter.of, Of::All);
     if let Some(first) = parameters.iter().position(is_number)
@@ -57,8 +67,13 @@ pub(crate) fn of_function(mut function: ItemFn) -> Result<(Ident, TokenStream)> 
         return refuse(&late.name, RULES);
     }
     function.attrs.push(syn::parse_quote!(#[inline(always)]));
-    let name =
-        format_ident!("{}", camel_case(&function.sig.ident.to_string()), span = function.sig.ident.span());
+    let Ok(mut name) = syn::parse_str::<Ident>(&camel_case(&function.sig.ident.to_string())) else {
+        return refuse(
+            &function.sig.ident,
+            "an epilogue's name in camel case is that of the struct of its operands",
+        );
+    };
+    name.set_span(function.sig.ident.span());
     let epilogue = epilogue(&name, &function, &parameters);
     Ok((name, quote!(#function #epilogue)))
 }
@@ -120,7 +135,7 @@ fn camel_case(name: &str) -> String {
 fn epilogue(name: &Ident, function: &ItemFn, parameters: &[Parameter]) -> TokenStream {
     let (called, visibility) = (&function.sig.ident, &function.vis);
     let names: Vec<&Ident> = parameters.iter().map(|parameter| &parameter.name).collect();
-    let texts: Vec<String> = names.iter().map(|name| name.to_string()).collect();
+    let texts: Vec<String> = names.iter().map(|name| name.unraw().to_string()).collect();
     let types: Vec<TokenStream> = parameters
         .iter()
         .map(|Parameter { of, of_type, .. }| match of {
@@ -131,33 +146,38 @@ fn epilogue(name: &Ident, function: &ItemFn, parameters: &[Parameter]) -> TokenS
             Of::All => of_type.to_token_stream(),
         })
         .collect();
-    let of = |is_of: fn(&Of) -> bool| -> Vec<&Ident> {
-        parameters.iter().filter(|parameter| is_of(&parameter.of)).map(|parameter| &parameter.name).collect()
+    // A parameter may be called like the function, or like one of the trait's.
+    let value = |index: usize| format_ident!("value_{index}", span = Span::mixed_site());
+    let of = |is_of: fn(&Of) -> bool| -> Vec<(Ident, &Ident)> {
+        let parameters = parameters.iter().enumerate().filter(|(_, parameter)| is_of(&parameter.of));
+        parameters.map(|(index, parameter)| (value(index), &parameter.name)).collect()
     };
+    let values: Vec<Ident> = (0..parameters.len()).map(value).collect();
     let numbers = of(|of| matches!(of, Of::All)).len();
     // A parameter of a kernel is not empty, and has no padding behind an odd number of numbers.
     let is_padded = parameters.is_empty() || numbers < parameters.len() && !numbers.is_multiple_of(2);
     let (reserved, reserved_is) = match is_padded {
-        true => (quote!(_reserved: u32,), quote!(_reserved: 0,)),
+        true => (quote!(_reserved_for_alignment: u32,), quote!(_reserved_for_alignment: 0,)),
         false => (quote!(), quote!()),
     };
     let rows = of(|of| matches!(of, Of::Row(_)));
     let columns = of(|of| matches!(of, Of::Column(_)));
-    let read = |names: &[&Ident], at: &str| {
+    let read = |parameters: &[(Ident, &Ident)], at: &str| {
         let at = format_ident!("{at}");
-        names
+        parameters
             .iter()
-            .map(|name| quote!(self.#name.get(#at as usize).map_or(0.0, ::warpsmith_dsl::float::Element::to_f32)))
+            .map(|(_, name)| quote!(self.#name.get(#at as usize).map_or(0.0, ::warpsmith_dsl::float::Element::to_f32)))
             .collect::<Vec<_>>()
     };
     let (row_values, column_values) = (read(&rows, "row"), read(&columns, "column"));
-    let f32s = |names: &[&Ident]| -> Vec<TokenStream> { names.iter().map(|_| quote!(f32)).collect() };
+    let f32s = |of: &[(Ident, &Ident)]| -> Vec<TokenStream> { of.iter().map(|_| quote!(f32)).collect() };
     let (row, column) = (nested(&f32s(&rows)), nested(&f32s(&columns)));
-    let tokens = |names: &[&Ident]| -> Vec<TokenStream> { names.iter().map(|name| quote!(#name)).collect() };
-    let (row_names, column_names) = (nested(&tokens(&rows)), nested(&tokens(&columns)));
+    let bound =
+        |of: &[(Ident, &Ident)]| -> Vec<TokenStream> { of.iter().map(|(value, _)| quote!(#value)).collect() };
+    let (row_names, column_names) = (nested(&bound(&rows)), nested(&bound(&columns)));
     let (row_values, column_values) = (nested(&row_values), nested(&column_values));
     let shared: Vec<TokenStream> =
-        of(|of| matches!(of, Of::All)).iter().map(|name| quote!(let #name = self.#name;)).collect();
+        of(|of| matches!(of, Of::All)).iter().map(|(value, name)| quote!(let #value = self.#name;)).collect();
     let misfits = parameters.iter().zip(&texts).filter_map(|(Parameter { name, of, .. }, text)| {
         let (count, is_of_rows) = match of {
             Of::Row(_) => (quote!(rows), true),
@@ -166,15 +186,14 @@ fn epilogue(name: &Ident, function: &ItemFn, parameters: &[Parameter]) -> TokenS
         };
         Some(quote! {
             if self.#name.len() != #count {
-                return Some(::warpsmith_dsl::operands::Misfit {
+                return ::core::option::Option::Some(::warpsmith_dsl::operands::Misfit {
                     operand: #text, is_of_rows: #is_of_rows, expected: #count, actual: self.#name.len(),
                 });
             }
         })
     });
-    // A parameter may be called like this one.
     let sum = Ident::new("sum", Span::mixed_site());
-    let doc = format!("What [`{called}`] reads.");
+    let doc = format!("What [`{called}`](fn@{called}) reads.");
     quote! {
         #[doc = #doc]
         #[derive(Clone, Copy, ::warpsmith_dsl::KernelParam)]
@@ -189,14 +208,14 @@ fn epilogue(name: &Ident, function: &ItemFn, parameters: &[Parameter]) -> TokenS
             const NAMES: &'static [&'static str] = &[#(#texts),*];
 
             #[allow(clippy::unused_unit)]
-            fn from_operands((#(#names,)*): Self::Operands) -> Self {
-                Self { #(#names,)* #reserved_is }
+            fn from_operands((#(#values,)*): Self::Operands) -> Self {
+                Self { #(#names: #values,)* #reserved_is }
             }
 
             #[allow(unused_variables)]
-            fn misfit(&self, rows: usize, columns: usize) -> Option<::warpsmith_dsl::operands::Misfit> {
+            fn misfit(&self, rows: usize, columns: usize) -> ::core::option::Option<::warpsmith_dsl::operands::Misfit> {
                 #(#misfits)*
-                None
+                ::core::option::Option::None
             }
         }
 
@@ -218,7 +237,7 @@ fn epilogue(name: &Ident, function: &ItemFn, parameters: &[Parameter]) -> TokenS
             #[inline(always)]
             fn apply(&self, #row_names: #row, #column_names: #column, #sum: f32) -> f32 {
                 #(#shared)*
-                #called(#sum #(, #names)*)
+                #called(#sum #(, #values)*)
             }
         }
     }

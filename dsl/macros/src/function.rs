@@ -35,7 +35,7 @@ pub(crate) fn types(attribute: TokenStream, missing: &str) -> Result<Vec<Types>>
 }
 
 impl Types {
-    /// The fingerprint of the kernels that `attribute` makes of the struct `item` for these types: a launch without `unsafe` asks for it. What the struct's
+    /// The fingerprint of the kernels that `attribute` makes of the struct `item` for these types: a launch without `unsafe` asks for it. What a struct's
     /// functions do is safe code, and not in it.
     pub(crate) fn source(&self, attribute: &str, item: &TokenStream) -> u64 {
         let Self { name, input, output } = self;

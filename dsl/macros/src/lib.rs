@@ -63,8 +63,8 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
 
 /// Makes the kernels of a matrix product with an epilogue of one's own: all variants that the library's planner chooses from.
 ///
-/// The epilogue is a function of the sum. A parameter with `#[row]` has an element for each row, one with `#[column]` for each column. They come before
-/// those that are the same for all elements, of type `f32`, `u32` or `i32`.
+/// The epilogue is a `pub` function of the sum. A parameter with `#[row]` has a number for each row, one with `#[column]` for each column. They come before
+/// those that are the same for all elements, of type `f32`, `u32` or `i32`. Beside the sum there are at most 8.
 ///
 /// ```text
 /// /// `softplus(scale of the row · sum + bias of the column)`
@@ -75,30 +75,33 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
 /// }
 /// ```
 ///
-/// `(Bf16)` is the type of the elements in memory: `f32` unless it is named. A launch takes a tensor for each of rows or columns, in the order of the parameters.
+/// `(Bf16)` is the type of the numbers in memory: `f32` unless it is named. A launch takes a tensor for each parameter of rows or columns, which has to have
+/// as many elements as the output has rows or columns. A struct `Softplus` of the operands stands beside the function.
 ///
 /// An epilogue that reads at other places is a struct, which implements `ProductEpilogue`:
 ///
 /// ```text
-/// /// `softplus(scale of the row · sum)`
-/// #[product_kernels(softplus_f16: F16 -> f32, softplus_bf16: Bf16 -> f32)]
-/// pub struct ScaledSoftplus {
+/// /// `offset + scale of the group of columns · sum`
+/// #[product_kernels(grouped_f16: F16 -> f32)]
+/// pub struct Grouped {
 ///     scales: GlobalSlice<f32>,
+///     group: u32,
+///     offset: f32,
 /// }
 ///
-/// impl ProductEpilogue for ScaledSoftplus {
-///     type Row = f32;
-///     type Column = ();
-///     fn row(&self, row: u32) -> f32 { self.scales.get(row as usize).unwrap_or(0.0) }
-///     fn column(&self, _: u32) {}
-///     fn apply(&self, scale: f32, _: (), sum: f32) -> f32 { softplus(scale * sum) }
+/// impl ProductEpilogue for Grouped {
+///     type Row = ();
+///     type Column = f32;
+///     fn row(&self, _: u32) {}
+///     fn column(&self, column: u32) -> f32 { self.scales.get((column / self.group.max(1)) as usize).unwrap_or(0.0) }
+///     fn apply(&self, _: (), scale: f32, sum: f32) -> f32 { self.offset + scale * sum }
 /// }
 /// ```
 ///
+/// Its fields are numbers, and slices or matrices of global memory, in an order that leaves no padding; a launch takes a tensor for a slice.
+///
 /// Each `name: Input -> Output` gives kernels for operands of one type: `F16` or `Bf16`, and a result of the same type or of `f32`. The
-/// attribute makes the struct a kernel parameter, and adds a type `name`, which the host gives to `warpsmith::ops::fused::product`.
-/// The struct's fields are numbers and slices of global memory, in an order that leaves no padding; a launch takes a tensor for a slice. That of a function
-/// `scaled_softplus` is called `ScaledSoftplus`.
+/// attribute adds a type `name`, which the host gives to `warpsmith::ops::fused::product`.
 ///
 /// Build the file for `sm_80` and `sm_90a`: the latter has the variants for Hopper.
 #[proc_macro_attribute]

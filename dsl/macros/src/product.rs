@@ -2,7 +2,7 @@
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
-use syn::{Ident, ItemFn, Result};
+use syn::{Error, Ident, ItemFn, Result};
 
 use crate::epilogue::of_function;
 use crate::function::{Types, operands, types};
@@ -13,6 +13,12 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
         Ok(function) => of_function(function)?,
         Err(_) => operands(item.clone(), "an epilogue")?,
     };
+    if let Some(Types { name: same, .. }) = products.iter().find(|product| product.name == name) {
+        return Err(Error::new_spanned(
+            same,
+            "the struct of the operands has this name: call the kernels otherwise",
+        ));
+    }
     let kernels =
         products.iter().map(|product| kernels(&name, product, product.source("product_kernels", &item)));
     Ok(quote! {

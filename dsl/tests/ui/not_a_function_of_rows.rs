@@ -42,6 +42,36 @@ pub fn generic<T>(sum: f32) -> f32 {
     sum
 }
 
+#[product_kernels(of_private: F16 -> f32)]
+fn private(sum: f32) -> f32 {
+    sum
+}
+
+#[product_kernels(of_other: F16 -> f32)]
+pub fn other(sum: f32, #[plane] scale: f32) -> f32 {
+    sum
+}
+
+#[product_kernels(of_unsafe: F16 -> f32)]
+pub unsafe fn unsafe_one(sum: f32) -> f32 {
+    sum
+}
+
+#[product_kernels(of_many: F16 -> f32)]
+pub fn many(sum: f32, a: f32, b: f32, c: f32, d: f32, e: f32, f: f32, g: f32, h: f32, i: f32) -> f32 {
+    sum
+}
+
+#[product_kernels(of_no_name: F16 -> f32)]
+pub fn _1(sum: f32) -> f32 {
+    sum
+}
+
+#[product_kernels(Same: F16 -> f32)]
+pub fn same(sum: f32) -> f32 {
+    sum
+}
+
 #[kernel(block = [32, 1, 1], source = 1)]
 pub fn of_another() {}
 

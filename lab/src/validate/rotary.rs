@@ -32,7 +32,7 @@ impl<T: RotaryElement + FloatElement> Heads for T {}
 ///
 /// # Errors
 ///
-/// [`Error::Type`] if the case's type is not f16, bf16 or f32; otherwise whatever the operation returns.
+/// [`Error::Type`](warpsmith::Error::Type) if the case's type is not f16, bf16 or f32; otherwise whatever the operation returns.
 pub fn rotary(device: &Device, case: &RotaryCase) -> Result<Outcome> {
     of_type!(OPERATION, case, check(device, case))
 }

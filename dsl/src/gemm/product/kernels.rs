@@ -12,7 +12,7 @@ use crate::operands::FieldOperands;
 /// It may read what its fields hold: numbers and [slices](crate::slice::GlobalSlice), which know how far they go. Rows and columns outside of
 /// the output may be asked for; what is returned for them is not used.
 ///
-/// [`product_kernels`](crate::product_kernels) makes the kernels, and has the example.
+/// [`product_kernels`](crate::product_kernels) makes the kernels, and has the example. It makes a function one of these, too.
 pub trait ProductEpilogue: KernelParam {
     /// What the function knows of a row: `()`, or a number or several.
     type Row: Copy;

@@ -7,6 +7,14 @@
 //! copied first.
 //!
 //! ```ignore
+//! // In the file of kernels:
+//! #[product_kernels(softplus_f16: F16 -> f32)]
+//! pub fn softplus(sum: f32, #[row] scale: f32) -> f32 {
+//!     math::ln(1.0 + math::exp(scale * sum))
+//! }
+//! ```
+//!
+//! ```ignore
 //! const KERNELS: warpsmith::KernelFile = warpsmith::include_kernels!("softplus");
 //!
 //! let softplus = ops::fused::product::<kernels::softplus_f16, f16, f32>(&device, &KERNELS)?;

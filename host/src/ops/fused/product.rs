@@ -62,8 +62,8 @@ where
     T: LinearTypes<f32> + Element<Device = F::Input>,
     O: Element<Device = F::Output>,
 {
-    /// The product of `x` [M, K] and `w` [N, K], any strides, with these operands of the epilogue: a tuple of its fields in order, a tensor
-    /// for each slice or matrix.
+    /// The product of `x` [M, K] and `w` [N, K], any strides, with these operands of the epilogue: a tuple of its parameters or fields in order, a
+    /// tensor for each row or column, slice or matrix.
     pub fn of<'a, A: LaunchArgs<OperandsOf<F>>>(
         &'a self,
         x: &'a Tensor<T>,
@@ -120,7 +120,7 @@ where
         let shape = self.check_inputs()?;
         let planned = self.plan(None)?;
         let mut y = Tensor::uninit_on(&self.stream(), shape)?;
-        self.execute(&planned, &mut y)?;
+        self.execute(&planned, shape, &mut y)?;
         Ok(y)
     }
 
@@ -134,7 +134,7 @@ where
         let shape = self.check_inputs()?;
         self.check_output(shape, y)?;
         let planned = self.plan(Some(y))?;
-        self.execute(&planned, y)
+        self.execute(&planned, shape, y)
     }
 
     /// What would run for a new output.
@@ -213,7 +213,12 @@ where
         })
     }
 
-    fn execute(mut self, planned: &Planned<OwnKernels<F, T>>, y: &mut Tensor<O>) -> Result<()> {
+    fn execute(
+        mut self,
+        planned: &Planned<OwnKernels<F, T>>,
+        [rows, columns]: [usize; 2],
+        y: &mut Tensor<O>,
+    ) -> Result<()> {
         let stream = self.stream();
         let names = F::Epilogue::NAMES;
         let Resolved { values, used } = resolve(F::NAME, &mut self.operands, names)?;
@@ -224,10 +229,9 @@ where
             }
         }
         let epilogue = F::Epilogue::from_operands(values);
-        let &[m, n] = y.shape() else { return Ok(()) };
-        if let Some(Misfit { operand, is_of_rows, expected, actual }) = epilogue.misfit(m, n) {
+        if let Some(Misfit { operand, is_of_rows, expected, actual }) = epilogue.misfit(rows, columns) {
             let what = if is_of_rows { "row" } else { "column" };
-            let expected = format!("[{expected}], an element for each {what} of y");
+            let expected = format!("{expected} elements, one for each {what} of y");
             return Err(Error::Shape { operation: F::NAME, operand, expected, actual: vec![actual] });
         }
         // No device that runs kernels is planned for the CPU.
