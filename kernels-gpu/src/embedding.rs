@@ -48,15 +48,15 @@ pub unsafe fn embedding_count(p: PassParams) {
     unsafe { count_digits(&p) }
 }
 
-/// Sums of what is before each number, as [`sum_before`] says.
+/// Sums of what is before each number of a row, as [`sum_before`] says.
 ///
 /// # Safety
 ///
 /// As [`sum_before`].
 #[kernel(family = embedding, block = [ORDER_THREADS, 1, 1], shared = ORDER_BYTES)]
-pub unsafe fn embedding_sums(numbers: GlobalMut<u32>, total: GlobalMut<u32>, count: u32) {
+pub unsafe fn embedding_sums(numbers: GlobalMut<u32>, totals: GlobalMut<u32>, count: u32) {
     // SAFETY: the caller's promise.
-    unsafe { sum_before(numbers, total, count) }
+    unsafe { sum_before(numbers, totals, count) }
 }
 
 /// Puts ids in the order of a digit, as [`put_in_order`] says.

@@ -26,6 +26,7 @@
 //! | [`modulate`] | the codes, between two products that compute the updates alone |
 //! | [`product_key_topk`] | the k best of n² experts for each query, by two scores of n sub-keys, on sm_80 and later |
 //! | [`product_key_topk_cluster`] | the same by clusters of blocks, for up to 32 experts (sm_90 and later) |
+//! | [`product_key_gradient`] | the gradients of queries, and what those of sub-keys and of the norm are made of, on sm_80 and later |
 //! | [`expert_mlp`] | `y = Σ gate · act(x·u) · v` over the experts that each token uses, on sm_75 and later |
 //! | [`expert_mlp_cluster`] | the same for few tokens, by clusters of blocks (sm_90 and later) |
 //! | [`expert_mlp_sorted`] | the same for many tokens, in the order of the table, on sm_75 and later |
@@ -157,6 +158,8 @@ pub mod modulate;
 pub mod norm;
 #[cfg(any(feature = "norm_cluster", not(target_arch = "nvptx64")))]
 pub mod norm_cluster;
+#[cfg(any(feature = "product_key_gradient", not(target_arch = "nvptx64")))]
+pub mod product_key_gradient;
 #[cfg(any(feature = "product_key_topk", not(target_arch = "nvptx64")))]
 pub mod product_key_topk;
 #[cfg(any(feature = "product_key_topk_cluster", not(target_arch = "nvptx64")))]

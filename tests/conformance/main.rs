@@ -25,6 +25,7 @@ mod mutants;
 mod norm;
 mod peer;
 mod product_key;
+mod product_key_gradient;
 mod properties;
 mod repack;
 mod rotary;
@@ -54,7 +55,7 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 24] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 25] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
@@ -70,6 +71,7 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 24] = [
     softmax::CASES,
     cross_entropy::CASES,
     product_key::CASES,
+    product_key_gradient::CASES,
     expert_mlp::CASES,
     expert_gradient::CASES,
     peer::CASES,

@@ -18,7 +18,8 @@ use warpsmith_kernels::MODULES;
 use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
     KeyScales, KvCacheCase, LinearBackwardCase, LinearCase, MaskRows, MatmulCase, NormCase, Placement,
-    RotaryCase, Scales, Sequences, SlopesFrom, SoftmaxCase, Terms, UpdateBackwardCase, UpdateCase,
+    RotaryCase, RoutingCase, Scales, Sequences, SlopesFrom, SoftmaxCase, Terms, UpdateBackwardCase,
+    UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 use warpsmith_tests::mutants::report::Table;
@@ -574,8 +575,15 @@ fn elements() -> Result<(), Failed> {
                 |device| validate::expert_gradient_bits(device, &case),
             )?);
         }
+        let case = RoutingCase { affine: true, ..RoutingCase::new(dtype, [5, 24], [40, 20], 6) };
+        ran.extend(bits_in_every_mode(
+            &devices,
+            &format!("gradients of retrieval {dtype} {} {}", case.shape(), case.options()),
+            |device| validate::product_key_topk_backward(device, &case),
+            |device| validate::product_key_gradient_bits(device, &case),
+        )?);
     }
-    let families = ["elementwise_", "rotary_", "embedding_", "expert_gradient_"];
+    let families = ["elementwise_", "rotary_", "embedding_", "expert_gradient_", "product_key_gradient_"];
     all_ran(&ran, |name| families.iter().any(|family| name.starts_with(family)))
 }
 

@@ -51,7 +51,7 @@ fn plain(result: Result<f64, TestCaseError>) -> Result<f64, Failed> {
     result.map_err(|error| error.to_string().into())
 }
 
-fn retrieval(data: Data) -> impl Strategy<Value = RoutingCase> {
+pub(crate) fn retrieval(data: Data) -> impl Strategy<Value = RoutingCase> {
     let n = prop_oneof![
         2 => 1usize..20,
         3 => prop::sample::select(vec![16usize, 31, 32, 33, 64, 255, 256, 257]),

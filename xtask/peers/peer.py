@@ -46,13 +46,17 @@ class Operands:
             Operands.weights = None
             gc.collect()
             torch.cuda.empty_cache()
-            Operands.weights, Operands.made_for = Weights(request), wanted
+            # Not in inference mode, whose tensors have no gradients.
+            with torch.inference_mode(False):
+                Operands.weights, Operands.made_for = Weights(request), wanted
         weights, tokens = Operands.weights, request["tokens"]
         element = torch.empty((), dtype=weights.dtype).element_size()
         gathered = tokens * weights.heads * weights.k * (request["input"] + request["output"]) * element
         cache = linear.CACHE_MULTIPLE * torch.cuda.get_device_properties(0).L2_cache_size
         count = min(max(-(-cache // gathered), 2), linear.MOST_SETS)
-        self.sets = [(weights.draw(tokens, weights.d, scale=1),) for _ in range(count)]
+        with torch.inference_mode(False):
+            self.sets = [(weights.draw(tokens, weights.d, scale=1),) for _ in range(count)]
+            self.dy = weights.draw(tokens, request["output"], scale=1)
 
 
 def route(weights, x):
@@ -65,6 +69,32 @@ def route(weights, x):
     scores, place = (first[..., :, None] + second[..., None, :]).flatten(-2).topk(k, -1)
     ids = (i[..., :, None] * weights.n + j[..., None, :]).flatten(-2).gather(-1, place)
     return torch.softmax(scores.float(), -1).to(x.dtype), ids
+
+
+def evaluate(x, gates, u, v):
+    """The outputs of experts whose vectors these are, [tokens, heads * k, columns]."""
+    hidden = F.gelu(torch.bmm(u, x[:, :, None]).squeeze(-1)) * gates.flatten(1)
+    return torch.bmm(hidden[:, None], v).squeeze(1)
+
+
+def gradients(weights, dy):
+    """A step of training without its optimiser. Gradients of experts are rows, of which there are several where an expert is used again."""
+
+    def step(x):
+        with torch.inference_mode(False), torch.enable_grad():
+            x = x.detach().requires_grad_()
+            parameters = (weights.w_q, *weights.keys, weights.u, weights.v)
+            for parameter in parameters:
+                parameter.requires_grad_()
+            gates, ids = route(weights, x)
+            ids = ids.flatten(1)
+            u, v = (F.embedding(ids, table, sparse=True) for table in (weights.u, weights.v))
+            found = torch.autograd.grad(evaluate(x, gates, u, v), (x, *parameters), dy)
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+            return found
+
+    return step
 
 
 def variants(request, operands):
@@ -87,6 +117,8 @@ def variants(request, operands):
 
     if request["part"] == "routing":
         return {"torch-routing": lambda x: route(weights, x)}
+    if request["part"] == "training":
+        return {"torch-sparse": gradients(weights, operands.dy)}
     return {"torch-by-head": by_head, "torch-embedding-bag": bag}
 
 
@@ -98,6 +130,15 @@ def check(name, request, operands, result):
         sums = result[0][:1].float().sum(-1)
         if not (sums - 1).abs().max().item() <= 0.02:
             raise RuntimeError(f"{name} has gates that add up to {sums.flatten().tolist()}")
+        return
+    if request["part"] == "training":
+        # The gradient of the experts' rows, which is in the order of their uses.
+        of_v = result[-1]._values()[: ids.numel()].double()
+        hidden = F.gelu(weights.u[ids.flatten()].double() @ x[0].double()) * gates.flatten().double()
+        wanted = hidden[:, None] * operands.dy[0].double()
+        error = (of_v - wanted).abs().max().item()
+        if not error <= 0.05 * wanted.abs().max().item() + 0.02 or not result[0].isfinite().all():
+            raise RuntimeError(f"{name} has gradients that are off by {error}")
         return
     ids, gates = ids.flatten(), gates.flatten().double()
     hidden = F.gelu(weights.u[ids].double() @ x[0].double()) * gates

@@ -76,6 +76,7 @@ pub(crate) enum Operation {
     Update,
     Topk,
     ProductKeyTopk,
+    ProductKeyTopkBackward,
     ExpertMlp,
     ExpertMlpBackward,
     Repack,
@@ -341,6 +342,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for case in &cases {
             progress.set_message(format!("product_key_topk {} {}", case.dtype, case.shape()));
             rows.push(retrieval_row(&device, case));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+    if args.op.is_none_or(|op| op == Operation::ProductKeyTopkBackward) {
+        let cases = cases::retrieval_gradients(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("product_key_topk_backward {} {}", case.dtype, case.shape()));
+            let label = Label { operation: "product_key_topk_backward", ..Label::retrieval(case) };
+            rows.push(row_of(label, || validate::product_key_topk_backward(&device, case)));
             progress.inc(1);
         }
         progress.finish_and_clear();

@@ -5,7 +5,8 @@ use warpsmith::cpu::Operand;
 use warpsmith::ops;
 use warpsmith::ops::Activation;
 use warpsmith::ops::peer::{
-    ExpertFormat, ExpertInput, ExpertMlpGradients, ExpertTable, Gate, QueryNorm, Routing, RoutingInput,
+    ExpertFormat, ExpertInput, ExpertMlpGradients, ExpertTable, Gate, ProductKeyGradientOutputs, QueryNorm,
+    Routing, RoutingInput,
 };
 
 use super::{tracked, with_columns};
@@ -155,8 +156,8 @@ fn backward<T: Shared + ExpertInput>(
 ///
 /// # Gradients
 ///
-/// Ids have none by nature. Those of the gates are not there yet: a backward pass through them is
-/// [`Error::NoGradient`].
+/// Ids have none by nature. Those of the gates are of x, w_q and both sets of sub-keys, in their type; the choice of
+/// experts has none.
 pub fn product_key_topk<'a>(
     x: &'a Tensor,
     w_q: &'a Tensor,
@@ -165,8 +166,8 @@ pub fn product_key_topk<'a>(
     heads: usize,
     k: usize,
 ) -> ProductKeyOp<'a> {
-    let norm = QueryNorm::layer(1e-5);
-    ProductKeyOp { operands: [x, w_q, keys_1, keys_2], heads, k, norm, gate: Gate::Softmax, temperature: 1.0 }
+    let options = Options { norm: QueryNorm::layer(1e-5), gate: Gate::Softmax, temperature: 1.0 };
+    ProductKeyOp { operands: [x, w_q, keys_1, keys_2], heads, k, options }
 }
 
 /// A retrieval that has yet to run; see [`product_key_topk`].
@@ -177,25 +178,41 @@ pub struct ProductKeyOp<'a> {
     operands: [&'a Tensor; 4],
     heads: usize,
     k: usize,
+    options: Options,
+}
+
+/// What is asked of a retrieval.
+#[derive(Clone, Copy, Debug)]
+struct Options {
     norm: QueryNorm<'static>,
     gate: Gate,
     temperature: f32,
 }
 
+impl Options {
+    /// The retrieval with these.
+    fn of<'a, T: RoutingInput>(
+        self,
+        retrieval: ops::peer::ProductKeyOp<'a, T>,
+    ) -> ops::peer::ProductKeyOp<'a, T> {
+        retrieval.query_norm(self.norm).gate(self.gate).temperature(self.temperature)
+    }
+}
+
 impl ProductKeyOp<'_> {
     /// How queries are normalised: by layer with epsilon 10⁻⁵ unless it is set.
     pub fn query_norm(self, norm: QueryNorm<'static>) -> Self {
-        Self { norm, ..self }
+        Self { options: Options { norm, ..self.options }, ..self }
     }
 
     /// What gates are of the scores. A softmax unless it is set.
     pub fn gate(self, gate: Gate) -> Self {
-        Self { gate, ..self }
+        Self { options: Options { gate, ..self.options }, ..self }
     }
 
     /// Divides scores by `temperature`, above 0, before the gate. 1 unless it is set.
     pub fn temperature(self, temperature: f32) -> Self {
-        Self { temperature, ..self }
+        Self { options: Options { temperature, ..self.options }, ..self }
     }
 
     /// Finds the experts: their ids, u32, and their gates, f32.
@@ -209,10 +226,10 @@ impl ProductKeyOp<'_> {
         let [x, w_q, keys_1, keys_2] = self.operands;
         let operands = [("x", x), ("w_q", w_q), ("keys_1", keys_1), ("keys_2", keys_2)];
         let call = Call::new("product_key_topk", &operands)?;
-        with_element!(call, T => self.run_as::<T>(&call))
+        with_element!(call, T => self.run_as::<T>(call))
     }
 
-    fn run_as<T: Shared + RoutingInput>(&self, call: &Call) -> Result<(Tensor, Tensor)> {
+    fn run_as<T: Shared + RoutingInput>(&self, call: Call) -> Result<(Tensor, Tensor)> {
         let mut shape = self.operands[0].dims().to_vec();
         shape.pop();
         shape.extend([self.heads, self.k]);
@@ -223,17 +240,64 @@ impl ProductKeyOp<'_> {
             let (keys_1, keys_2) = (locked.view::<T>(2)?, locked.view::<T>(3)?);
             let (ids, gates) = (ids.open()?, gates.open()?);
             let mut routing = Routing { ids: ids.clone(), gates: gates.clone() };
-            ops::product_key_topk(&x, &w_q, &keys_1, &keys_2, self.heads, self.k)
-                .query_norm(self.norm)
-                .gate(self.gate)
-                .temperature(self.temperature)
-                .on(call.stream())
-                .run_into(&mut routing)?;
+            let retrieval = ops::product_key_topk(&x, &w_q, &keys_1, &keys_2, self.heads, self.k);
+            self.options.of(retrieval).on(call.stream()).run_into(&mut routing)?;
         }
-        let reason = "product-key retrieval has no backward pass yet; train it with operations of candle's";
-        let gates = attach(call.operation, gates.finish(), &self.operands, move |_, _| {
-            Err(Error::NoGradient { operation: "product_key_topk", operand: "the gates' operands", reason })
+        let ids = ids.finish().detached();
+        let wanted = tracked(self.operands.map(Some));
+        let (found, options, heads, k) = (ids.clone(), self.options, self.heads, self.k);
+        let gates = attach("product_key_topk", gates.finish(), &self.operands, move |gates, dgates| {
+            retrieval_backward::<T>(&call, [&found, gates, dgates], [heads, k], options, wanted)
         })?;
-        Ok((ids.finish().detached(), gates))
+        Ok((ids, gates))
     }
+}
+
+/// The gradients of x, w_q and both sets of sub-keys.
+fn retrieval_backward<T: Shared + RoutingInput>(
+    forward: &Call,
+    [ids, gates, dgates]: [&Tensor; 3],
+    [heads, k]: [usize; 2],
+    options: Options,
+    wanted: [bool; 4],
+) -> Result<Vec<Option<Tensor>>> {
+    let operands = [0, 1, 2, 3].map(|index| forward.operand(index));
+    let [x, w_q, keys_1, keys_2] = operands;
+    let call = Call::new(
+        "product_key_topk_backward",
+        &[("x", x), ("w_q", w_q), ("keys_1", keys_1), ("keys_2", keys_2)],
+    )?
+    .with(("ids", ids), &[DType::U32])?
+    .with(("gates", gates), &[DType::F32])?
+    .with(("dgates", dgates), &[DType::F32])?;
+    let [_, has_w, has_1, has_2] = wanted;
+    let sums = |of: &Tensor, is_wanted: bool| is_wanted.then(|| call.fresh::<f32>(of.shape())).transpose();
+    let mut dx = wanted[0].then(|| call.fresh::<T>(x.shape())).transpose()?;
+    let (mut dw_q, mut dkeys_1, mut dkeys_2) =
+        (sums(w_q, has_w)?, sums(keys_1, has_1)?, sums(keys_2, has_2)?);
+    {
+        let locked = call.lock();
+        let (x, w_q) = (locked.view::<T>(0)?, locked.view::<T>(1)?);
+        let (keys_1, keys_2) = (locked.view::<T>(2)?, locked.view::<T>(3)?);
+        let (ids, gates, dgates) = (locked.view::<u32>(4)?, locked.view::<f32>(5)?, locked.view::<f32>(6)?);
+        let routing = Routing { ids: ids.clone(), gates: gates.clone() };
+        let retrieval = options.of(ops::product_key_topk(&x, &w_q, &keys_1, &keys_2, heads, k));
+        let mut dx = dx.as_mut().map(|dx| dx.open()).transpose()?;
+        let mut dw_q = dw_q.as_mut().map(|sums| sums.open()).transpose()?;
+        let mut dkeys_1 = dkeys_1.as_mut().map(|sums| sums.open()).transpose()?;
+        let mut dkeys_2 = dkeys_2.as_mut().map(|sums| sums.open()).transpose()?;
+        retrieval.on(call.stream()).backward(&routing, &dgates).run_into(ProductKeyGradientOutputs {
+            dx: dx.as_deref_mut(),
+            dw_q: dw_q.as_deref_mut(),
+            dkeys_1: dkeys_1.as_deref_mut(),
+            dkeys_2: dkeys_2.as_deref_mut(),
+            ..ProductKeyGradientOutputs::default()
+        })?;
+    }
+    let mut all = vec![dx.map(|dx| dx.finish().detached())];
+    for sums in [dw_q, dkeys_1, dkeys_2] {
+        // A gradient has the type of its operand.
+        all.push(sums.map(|sums| sums.finish().detached().to_dtype(x.dtype())).transpose()?);
+    }
+    Ok(all)
 }

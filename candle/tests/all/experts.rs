@@ -132,17 +132,49 @@ fn gradients_of_a_transposed_output_are_those_of_a_copy() -> Result<()> {
     Ok(())
 }
 
-/// That there is no backward pass is said.
+/// The gradients of a retrieval's gates are those of candle's own operations on the experts that were found.
 #[test]
-fn gates_of_a_retrieval_have_no_gradient() -> Result<()> {
-    let device = candle_core::Device::Cpu;
-    let mut numbers = Numbers::new(4, &device, DType::F32);
-    let x = candle_core::Var::from_tensor(&numbers.tensor(&[3, 8])?)?;
-    let (w_q, keys) = (numbers.tensor(&[8, 8])?, numbers.tensor(&[7, 4])?);
-    let (_, gates) = product_key_topk(&x, &w_q, &keys, &keys, 1, 2).run()?;
-    let error = backward(&gates, &gates.detach()).unwrap_err();
-    let found = Error::find(&error);
-    assert!(matches!(found, Some(Error::NoGradient { operation: "product_key_topk", .. })), "{error}");
+fn gradients_of_gates_are_those_of_candle() -> Result<()> {
+    const N: usize = 7;
+    for device in devices() {
+        let mut numbers = Numbers::new(4, &device, DType::F32);
+        let var = |tensor: Tensor| candle_core::Var::from_tensor(&tensor);
+        let (x, w_q) = (var(numbers.tensor(&[3, 8])?)?, var(numbers.tensor(&[16, 8])?)?);
+        let (keys_1, keys_2) = (var(numbers.tensor(&[N, 4])?)?, var(numbers.tensor(&[N, 4])?)?);
+        let (ids, gates) = product_key_topk(&x, &w_q, &keys_1, &keys_2, 2, 3)
+            .query_norm(QueryNorm::rms(1e-5))
+            .temperature(0.5)
+            .run()?;
+        let dgates = numbers.tensor(&[3, 2, 3])?;
+        let of_ours = backward(&gates, &dgates)?;
+
+        let q = x.matmul(&w_q.t()?)?.reshape((3, 2, 8))?;
+        let squares = (q.sqr()?.mean_keepdim(2)? + 1e-5)?.sqrt()?;
+        let q = q.broadcast_div(&squares)?;
+        let found = ids.flatten_all()?.to_vec1::<u32>()?;
+        let score = |start: usize, keys: &Tensor, of: fn(u32) -> u32| -> Result<Tensor> {
+            let places: Vec<u32> = found.iter().map(|&id| of(id)).collect();
+            let places = Tensor::new(places, &device)?;
+            let keys = keys.index_select(&places, 0)?.reshape((3, 2, 3, 4))?;
+            Ok(keys.broadcast_mul(&q.narrow(2, start, 4)?.unsqueeze(2)?)?.sum(3)?)
+        };
+        let scores = (score(0, &keys_1, |id| id / N as u32)? + score(4, &keys_2, |id| id % N as u32)?)?;
+        let exponentials = (scores * 2.0)?.exp()?;
+        let of_candle = exponentials.broadcast_div(&exponentials.sum_keepdim(2)?)?;
+        let of_candle = backward(&of_candle, &dgates)?;
+        for of in [&x, &w_q, &keys_1, &keys_2] {
+            let numbers = |store: &candle_core::backprop::GradStore| {
+                store.get(of).expect("a gradient").flatten_all()?.to_vec1::<f32>()
+            };
+            let (ours, candle) = (numbers(&of_ours)?, numbers(&of_candle)?);
+            let largest = candle.iter().fold(0.0f32, |largest, number| largest.max(number.abs()));
+            assert!(largest > 0.0);
+            for (ours, candle) in ours.into_iter().zip(candle) {
+                // Both are sums of some tens of terms in f32.
+                assert!((ours - candle).abs() <= 256.0 * f32::EPSILON * largest, "{ours} {candle}");
+            }
+        }
+    }
     Ok(())
 }
 

@@ -18,7 +18,7 @@ pub struct GradientParams<T> {
     pub keys: Global<u32>,
     /// The tokens in that order.
     pub tokens: Global<u32>,
-    /// Where each different id begins; null if sums are added to the rows of a table, which ids name.
+    /// Where each different id begins, and the last one ends; null if sums are added to the rows of a table, which ids name.
     pub starts: Global<u32>,
     /// How many different ids there are; null with `starts`.
     pub distinct: Global<u32>,
@@ -136,7 +136,7 @@ impl Terms for Weighted {
 }
 
 /// Rows that a thread loads together.
-const LOADED: usize = 8;
+const LOADED: usize = 4;
 
 /// Adds up the rows of equal ids in the order of their tokens, in f32. Along x the grid has blocks for the columns, along y for the ids, as many as it likes.
 ///
@@ -179,25 +179,36 @@ unsafe fn add_terms<T: RowElement, const PER: usize, const CHUNKS: usize, const 
     let teams = THREADS >> shift;
     let all = Columns::<PER, VECTOR>::new(id & (p.threads - 1), p.threads, p.columns);
     let is_dense = p.starts.is_null();
+    let (step, from) = (thread::grid_dim_y() * teams, if is_dense { p.keys } else { p.starts });
     // SAFETY: the caller's promise.
     unsafe {
         let mut ids = p.count;
         if !is_dense {
             ids = ptx::ld_global_b32(p.distinct.address());
         }
-        let key_at = |at: u32, condition: bool| {
-            ptx::ld_global_f32_if(p.keys.offset(at as u64).address(), condition).to_bits()
+        let load = |from: Global<u32>, at: u32, condition: bool| {
+            ptx::ld_global_f32_if(from.offset(at as u64).address(), condition).to_bits()
         };
+        // Where an id begins and where it ends, or of a place its key and that before.
+        let bounds = |number: u32| {
+            let is_there = number < ids;
+            let other = if is_dense { number.max(1) - 1 } else { number + 1 };
+            [load(from, number, is_there), load(from, other, is_there)]
+        };
+        let begin = |number: u32, bounds: [u32; 2]| if is_dense { number } else { bounds[0] };
+        // What comes next is loaded before it is needed: bounds two ids ahead, the first token one.
         let mut number = thread::block_idx_y() * teams + (id >> shift);
+        let (mut own, mut next) = (bounds(number), bounds(number + step));
+        let mut token = load(p.tokens, begin(number, own), number < ids);
         while number < ids {
-            let mut start = number;
-            if !is_dense {
-                start = ptx::ld_global_b32(p.starts.offset(number as u64).address());
+            let after = bounds(number + 2 * step);
+            let next_token = load(p.tokens, begin(number + step, next), number + step < ids);
+            let (start, mut end, mut key, mut is_mine) = (begin(number, own), own[1], 0, true);
+            if is_dense {
+                // Of a table's rows each is added to from where its id begins.
+                (end, key) = (p.count, own[0]);
+                is_mine = key < p.limit && (start == 0 || own[1] != key);
             }
-            let key = key_at(start, true);
-            let before = key_at(start.max(1) - 1, is_dense && start > 0);
-            // Of a table's rows each is added to from where its id begins.
-            let is_mine = !is_dense || key < p.limit && (start == 0 || before != key);
             let mine = all.only_if(is_mine);
             let row = if is_dense { key } else { number };
             let mut first = thread::block_idx_x() * CHUNKS as u32;
@@ -208,20 +219,36 @@ unsafe fn add_terms<T: RowElement, const PER: usize, const CHUNKS: usize, const 
                         sums[c] = mine.load(&p.to, row, first + c as u32);
                     }
                 }
-                let (mut at, mut goes_on) = (start, true);
+                // Most ids of a table of experts are used once.
+                let is_single = !is_dense && end - start == 1;
+                if is_single {
+                    let from = p.dy.offset(terms.row(token) as u64 * p.dy_stride).address();
+                    let weight = terms.weight(token, true);
+                    let mut words = [[0; 4]; CHUNKS];
+                    for c in 0..CHUNKS {
+                        words[c] = mine.load_words::<T>(from, first + c as u32);
+                    }
+                    for c in 0..CHUNKS {
+                        let values: [f32; PER] = T::unpack(words[c]);
+                        for j in 0..PER {
+                            sums[c][j] = terms.add(sums[c][j], weight, values[j]);
+                        }
+                    }
+                }
+                let (mut at, mut goes_on) = (start, !is_single);
                 while goes_on {
                     let (mut keys, mut rows, mut is_there) = ([0; LOADED], [0; LOADED], [false; LOADED]);
                     let mut weights = [0.0; LOADED];
                     for i in 0..LOADED {
                         let place = at + i as u32;
-                        keys[i] = key_at(place, place < p.count);
-                        let from = p.tokens.offset(place as u64).address();
-                        let token = ptx::ld_global_f32_if(from, place < p.count).to_bits();
+                        keys[i] = load(p.keys, place, is_dense && place < end);
+                        let token = load(p.tokens, place, place < end);
                         rows[i] = p.dy.offset(terms.row(token) as u64 * p.dy_stride).address();
-                        weights[i] = terms.weight(token, place < p.count);
+                        weights[i] = terms.weight(token, place < end);
                     }
                     for i in 0..LOADED {
-                        goes_on = goes_on & (at + (i as u32) < p.count) & (keys[i] == key);
+                        // Of no table the end is known, and keys are all zeros.
+                        goes_on = goes_on & (at + (i as u32) < end) & (keys[i] == key);
                         is_there[i] = goes_on;
                     }
                     let mut words = [[[0; 4]; CHUNKS]; LOADED];
@@ -248,7 +275,8 @@ unsafe fn add_terms<T: RowElement, const PER: usize, const CHUNKS: usize, const 
                 }
                 first += thread::grid_dim_x() * CHUNKS as u32;
             }
-            number += thread::grid_dim_y() * teams;
+            number += step;
+            (own, next, token) = (next, after, next_token);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Ids in ascending order, those of equal ones in the order of their tokens: a radix sort, of which each pass is of 8 bits.
 //!
-//! A pass has three launches. Blocks count how often each digit is in their tile; a block makes of the counts where each digit of each tile begins; blocks put
-//! their elements there. Within a tile each warp has a part, whose elements it goes through in their order, 32 at a time.
+//! A pass has three launches. Blocks count how often each digit is in their tile; a block for each digit makes of its counts where it begins in each tile; blocks
+//! put their elements there, behind those of lower digits. Within a tile each warp has a part, whose elements it goes through in their order, 32 at a time.
 
 // Registers are indexed by constants: an iterator over several arrays at once might put them in memory.
 #![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
@@ -41,7 +41,7 @@ pub struct PassParams {
     pub sorted_keys: GlobalMut<u32>,
     /// Where their tokens go.
     pub sorted_tokens: GlobalMut<u32>,
-    /// For each digit how often each tile has it, and then where that begins.
+    /// For each digit how often each tile has it, [`pitch`] of them, and then how often the tiles before have it. Behind those of all digits, how often there is each.
     pub counts: GlobalMut<u32>,
     /// How many there are.
     pub count: u32,
@@ -56,7 +56,21 @@ pub struct PassParams {
 // SAFETY: sixteen bytes, five fields of eight, four of four: no padding.
 unsafe impl KernelParam for PassParams {}
 
+/// From the counts of a digit to those of the next, of so many tiles: fours of them.
+#[inline(always)]
+#[must_use]
+pub const fn pitch(tiles: u32) -> u32 {
+    tiles.next_multiple_of(4)
+}
+
 impl PassParams {
+    /// Where the count of a digit is in a block's tile.
+    #[inline(always)]
+    fn count_of(&self, digit: u32) -> u64 {
+        let at = digit as u64 * pitch(self.tiles) as u64 + thread::block_idx_x() as u64;
+        self.counts.offset(at).address()
+    }
+
     /// The key at a place, if there is one.
     #[inline(always)]
     unsafe fn key(&self, at: u32) -> u32 {
@@ -107,8 +121,7 @@ pub unsafe fn count_digits(p: &PassParams) {
         }
         thread::sync_threads();
         let own = ptx::ld_shared_b32(shared + id * 4);
-        let at = id as u64 * p.tiles as u64 + thread::block_idx_x() as u64;
-        ptx::st_global_b32(p.counts.offset(at).address(), own);
+        ptx::st_global_b32(p.count_of(id), own);
     }
 }
 
@@ -144,39 +157,67 @@ unsafe fn sums_before(own: u32) -> [u32; 2] {
     }
 }
 
-/// Makes of `count` numbers what those before each add up to. What all add up to goes to `total`, unless that is null.
+/// Makes of rows of `count` numbers, [`pitch`] apart, what those before each add up to in its row. What all of a row add up to goes to its place in `totals`.
 ///
 /// # Safety
 ///
-/// All threads of a single block call it. The numbers are valid for reads and writes.
+/// All threads of a block for each row call it. The numbers are valid for reads and writes, and aligned to four of them.
 #[inline(always)]
-pub unsafe fn sum_before(numbers: GlobalMut<u32>, total: GlobalMut<u32>, count: u32) {
-    const OF_THREAD: usize = 4;
+pub unsafe fn sum_before(numbers: GlobalMut<u32>, totals: GlobalMut<u32>, count: u32) {
+    let row = thread::block_idx_x() as u64;
+    let numbers = numbers.offset(row * pitch(count) as u64);
+    // Fours of a thread at a time: it waits for all of them at once.
+    const FOURS: usize = 8;
+    const OF_THREAD: u32 = 4 * FOURS as u32;
     let id = thread::thread_idx_x();
     let (mut base, mut sum) = (0, 0);
     // SAFETY: the caller's promise; each thread has places of its own.
     unsafe {
         while base < count {
-            let mut own = [0; OF_THREAD];
-            let first = base + id * OF_THREAD as u32;
-            for i in 0..OF_THREAD {
-                let at = first + i as u32;
-                own[i] = ptx::ld_global_f32_if(numbers.offset(at as u64).address(), at < count).to_bits();
-            }
-            let [mut before, all] = sums_before(own[0] + own[1] + own[2] + own[3]);
-            before += sum;
-            for i in 0..OF_THREAD {
-                let at = first + i as u32;
-                if at < count {
-                    ptx::st_global_b32(numbers.offset(at as u64).address(), before);
+            let (mut own, mut of_thread) = ([[0; 4]; FOURS], 0);
+            let first = base + id * OF_THREAD;
+            for four in 0..FOURS {
+                let at = first + 4 * four as u32;
+                let from = |i: u32| numbers.offset((at + i) as u64).address();
+                if at + 4 <= count {
+                    own[four] = ptx::ld_global_v4_b32(from(0));
+                } else {
+                    for i in 0..4 {
+                        let number = ptx::ld_global_f32_if(from(i as u32), at + (i as u32) < count);
+                        own[four][i] = number.to_bits();
+                    }
                 }
-                before += own[i];
+            }
+            for four in 0..FOURS {
+                for i in 0..4 {
+                    of_thread += own[four][i];
+                }
+            }
+            let [mut before, all] = sums_before(of_thread);
+            before += sum;
+            for four in 0..FOURS {
+                let at = first + 4 * four as u32;
+                for i in 0..4 {
+                    let number = own[four][i];
+                    own[four][i] = before;
+                    before += number;
+                }
+                let to = |i: u32| numbers.offset((at + i) as u64).address();
+                if at + 4 <= count {
+                    ptx::st_global_v4_b32(to(0), own[four]);
+                } else {
+                    for i in 0..4 {
+                        if at + (i as u32) < count {
+                            ptx::st_global_b32(to(i as u32), own[four][i]);
+                        }
+                    }
+                }
             }
             sum += all;
-            base += ORDER_THREADS * OF_THREAD as u32;
+            base += ORDER_THREADS * OF_THREAD;
         }
-        if id == 0 && !total.is_null() {
-            ptx::st_global_b32(total.address(), sum);
+        if id == 0 {
+            ptx::st_global_b32(totals.offset(row).address(), sum);
         }
     }
 }
@@ -185,7 +226,7 @@ pub unsafe fn sum_before(numbers: GlobalMut<u32>, total: GlobalMut<u32>, count: 
 ///
 /// # Safety
 ///
-/// As [`count_digits`]; `p.counts` is what [`sum_before`] has made of what that has counted.
+/// As [`count_digits`]; `p.counts` is what [`sum_before`] has made of what that has counted, with the totals of digits behind it.
 #[inline(always)]
 pub unsafe fn put_in_order(p: &PassParams) {
     let (shared, id) = (SharedAddress::dynamic().get(), thread::thread_idx_x());
@@ -204,6 +245,10 @@ pub unsafe fn put_in_order(p: &PassParams) {
                 tokens[round] = ptx::ld_global_f32_if(from, at < p.count).to_bits();
             }
         }
+        // Behind all elements with a lower digit than this thread's.
+        let total = p.counts.offset(DIGITS as u64 * pitch(p.tiles) as u64 + id as u64);
+        let [begin, _] = sums_before(ptx::ld_global_b32(total.address()));
+        thread::sync_threads();
         for of in 0..DIGITS / warp::SIZE {
             ptx::st_shared_b32(own + (of * warp::SIZE + lane) * 4, 0);
         }
@@ -228,8 +273,7 @@ pub unsafe fn put_in_order(p: &PassParams) {
         }
         thread::sync_threads();
         // A digit for each thread: where it begins for each warp.
-        let at = id as u64 * p.tiles as u64 + thread::block_idx_x() as u64;
-        let mut start = ptx::ld_global_b32(p.counts.offset(at).address());
+        let mut start = begin + ptx::ld_global_b32(p.count_of(id));
         for other in 0..WARPS {
             let place = shared + (other * DIGITS + id) * 4;
             let count = ptx::ld_shared_b32(place);
@@ -257,7 +301,7 @@ pub struct DistinctParams {
     pub counts: GlobalMut<u32>,
     /// Where the different keys go.
     pub distinct: GlobalMut<u32>,
-    /// Where each one begins.
+    /// Where each one begins, and behind the last where that ends.
     pub starts: GlobalMut<u32>,
     /// How many keys there are.
     pub count: u32,
@@ -290,10 +334,12 @@ pub unsafe fn find_distinct<const PUTS: bool>(p: &DistinctParams) {
         let is_first = first == 0;
         let before_first = p.keys.offset(first.max(1) as u64 - 1).address();
         let mut last = ptx::ld_global_f32_if(before_first, !is_first && first < p.count).to_bits();
-        let (mut begins, mut own) = ([false; ROUNDS], 0);
+        let (mut begins, mut ends, mut own) = ([false; ROUNDS], [false; ROUNDS], 0);
         for i in 0..ROUNDS {
             let at = first + i as u32;
             begins[i] = at < p.count && keys[i] < p.limit && (at == 0 || keys[i] != last);
+            // The first key that is not wanted.
+            ends[i] = at < p.count && keys[i] >= p.limit && (at == 0 || last < p.limit);
             last = keys[i];
             own += begins[i] as u32;
         }
@@ -307,10 +353,16 @@ pub unsafe fn find_distinct<const PUTS: bool>(p: &DistinctParams) {
         }
         before += ptx::ld_global_b32(of_tile);
         for i in 0..ROUNDS {
+            let at = first + i as u32;
+            if begins[i] | ends[i] {
+                ptx::st_global_b32(p.starts.offset(before as u64).address(), at);
+            }
             if begins[i] {
                 ptx::st_global_b32(p.distinct.offset(before as u64).address(), keys[i]);
-                ptx::st_global_b32(p.starts.offset(before as u64).address(), first + i as u32);
                 before += 1;
+            }
+            if at + 1 == p.count && keys[i] < p.limit {
+                ptx::st_global_b32(p.starts.offset(before as u64).address(), p.count);
             }
         }
     }

@@ -30,7 +30,7 @@ const ENTRY_BYTES: u32 = 16;
 /// Where in it the factor is.
 const FACTOR_AT: u32 = 8;
 /// Chunks that a thread loads together.
-const LOADED: usize = 2;
+const LOADED: usize = 4;
 
 /// What is read beside the rows, and what is written. A kernel parameter.
 #[derive(Clone, Copy)]

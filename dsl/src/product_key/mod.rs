@@ -12,6 +12,7 @@
 
 mod candidates;
 mod element;
+mod gradient;
 mod lists;
 mod params;
 mod queries;
@@ -22,6 +23,7 @@ use core::marker::PhantomData;
 use candidates::{COLUMN_BYTES, Chunk, ROOM, SCORE_BYTES, maxima_row};
 pub use element::QueryElement;
 use element::{QUERY_FRAGMENTS, QUERY_ROWS};
+pub use gradient::{GRADIENT_BYTES, GRADIENT_ROWS, GRADIENT_THREADS, ProductKeyGradientParams, gradients};
 pub use params::{
     GATE_IDENTITY, GATE_RELU, GATE_SIGMOID, GATE_SOFTMAX, NORM_BATCH, NORM_L2, NORM_LAYER, NORM_NONE,
     NORM_RMS, ProductKeyParams, QueryNormParams, pairs,

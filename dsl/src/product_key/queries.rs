@@ -51,7 +51,7 @@ impl Queries {
 
     /// Where the numbers of the head of a row begin, those of the weights and those of the means.
     #[inline(always)]
-    fn of_head(&self, row: u32) -> [u32; 2] {
+    pub(super) fn of_head(&self, row: u32) -> [u32; 2] {
         // SAFETY: the caller of the kernel promises that there is a head.
         let heads = unsafe { NonZeroU32::new_unchecked(self.p.heads) };
         let head = self.number(row) % heads;
@@ -60,7 +60,7 @@ impl Queries {
 
     /// A feature, normalised with the row's mean and factor.
     #[inline(always)]
-    unsafe fn normalised(
+    pub(super) unsafe fn normalised(
         &self,
         raw: f32,
         of_head: [u32; 2],
@@ -167,7 +167,7 @@ impl Queries {
     ///
     /// All lanes of the warp call it, for the same rows, of which those below `end` are there.
     #[inline(always)]
-    unsafe fn moments(&self, rows: [u32; TOGETHER], end: u32) -> [[f32; 2]; TOGETHER] {
+    pub(super) unsafe fn moments(&self, rows: [u32; TOGETHER], end: u32) -> [[f32; 2]; TOGETHER] {
         let kind = self.norm.kind;
         let mut moments = [[0.0, 1.0]; TOGETHER];
         if kind == NORM_NONE || kind == NORM_BATCH {

@@ -24,7 +24,7 @@ pub use linear::Linear;
 pub use mlp::{Mlp, MlpGradients, MlpNames, MlpSaved};
 pub use norm::{LayerNorm, RmsNorm};
 pub use parameters::Parameters;
-pub use peer::{Norm, Peer, PeerConfig, PeerImplementation, PeerInput, PeerRouter};
+pub use peer::{Norm, Peer, PeerConfig, PeerGradients, PeerImplementation, PeerInput, PeerRouter, PeerSaved};
 pub use training::{EmbeddingSaved, LinearSaved, NormSaved, UpdateSaved};
 pub use transformer::{
     BlockConfig, BlockForward, BlockGradients, BlockNames, BlockNorm, BlockSaved, TransformerBlock,

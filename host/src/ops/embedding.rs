@@ -533,7 +533,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
         let device = stream.device();
         let dy = as_rows(self.dy, stream)?;
         let from = rows_of(&dy);
-        let rows = distinct.map_or(sizes.rows, |(starts, _)| starts.len());
+        let rows = distinct.map_or(sizes.rows, |(starts, _)| starts.len() - 1);
         let plan = GradientPlan::new::<T>(sizes, rows as u64, [from, to]);
         let pointer = |of: Option<&Tensor<u32>>| of.map_or(Global::new(0), Tensor::arg);
         let params = GradientParams {
@@ -564,6 +564,9 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
     }
 }
 
+/// Blocks that add up rows: about as many as the largest GPUs hold at a time.
+const MOST_BLOCKS: u32 = 4 * 160;
+
 /// How rows are added up.
 struct GradientPlan {
     vector: bool,
@@ -574,7 +577,9 @@ struct GradientPlan {
 impl GradientPlan {
     fn new<T: Element>(sizes: Sizes, rows: u64, operands: [AnyRows; 2]) -> Self {
         let shares = Shares::of::<T>(sizes.columns, &operands, GRADIENT_CHUNKS);
-        let (threads, grid) = grid(rows, sizes.columns as u64, shares);
+        let (threads, mut grid) = grid(rows, sizes.columns as u64, shares);
+        // Blocks that go through several ids load what comes next before they need it.
+        grid[1] = grid[1].min(MOST_BLOCKS.div_ceil(grid[0]));
         Self { vector: shares.vector, threads, grid }
     }
 

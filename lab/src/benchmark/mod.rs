@@ -22,7 +22,7 @@ mod update;
 
 pub use attention::{AttentionSubject, attention_backward_subject, attention_subject};
 pub use linear::{LinearMeasurement, LinearSubject, linear, linear_subject, matmul_subject};
-pub use peer::{PeerMeasurement, peer};
+pub use peer::{PeerMeasurement, peer, peer_subjects};
 pub use residency::{Popularity, ResidencyMeasurement, ResidencyPoint, residency};
 pub use rows::{RowOperation, RowSubject, row_subject};
 pub(crate) use scaled::scaled_subject;

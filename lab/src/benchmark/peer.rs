@@ -1,4 +1,4 @@
-//! Measuring PEER: tokens to experts to outputs, and the two parts of it by themselves.
+//! Measuring PEER: tokens to experts to outputs, the two parts of it by themselves, and a layer with its gradients.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -6,7 +6,10 @@ use std::rc::Rc;
 use half::{bf16, f16};
 use warpsmith::device::Device;
 use warpsmith::error::{Error, Result};
-use warpsmith::ops::peer::{ExpertInput, ExpertLayout, ExpertTable, ExpertVectors, Routing, RoutingInput};
+use warpsmith::ops::peer::{
+    ExpertInput, ExpertLayout, ExpertMlpGradients, ExpertTable, ExpertVectors, ProductKeyGradientOutputs,
+    ProductKeyGradients, Routing, RoutingInput,
+};
 use warpsmith::ops::{self, Activation, Implementation};
 use warpsmith::stream::Stream;
 use warpsmith::tensor::{DType, Tensor};
@@ -30,6 +33,10 @@ pub struct PeerMeasurement {
     pub routing: Timing,
     /// That of the experts.
     pub experts: Timing,
+    /// That of the layer, of its gradients and of those of its weights, where experts are not quantised.
+    pub training: Option<Timing>,
+    /// What gradients of experts and of the retrieval ran.
+    pub gradients: Option<[Implementation; 2]>,
     /// What the retrieval ran, and what evaluated the experts, each by itself.
     pub implementations: [Implementation; 2],
     /// Whether the layer worked its tokens in two parts, of which the second one's experts are found while those of the first are evaluated.
@@ -40,7 +47,7 @@ pub struct PeerMeasurement {
     pub distinct: f64,
 }
 
-/// Measures a layer on `device`, and its two parts, interleaved. The tokens rotate, so that every launch reads other rows.
+/// Measures a layer on `device`, its two parts, and it with its gradients, interleaved. The tokens rotate, so that every launch reads other rows.
 ///
 /// # Errors
 ///
@@ -51,13 +58,13 @@ pub fn peer(device: &Device, sizes: &PeerSizes, options: &Options) -> Result<Pee
         DType::F16 => measure::<f16>(device, sizes, options),
         DType::Bf16 => measure::<bf16>(device, sizes, options),
         DType::F32 => measure::<f32>(device, sizes, options),
-        actual => Err(Error::Type {
-            operation: OPERATION,
-            operand: "x",
-            expected: "f16, bf16 or f32".into(),
-            actual,
-        }),
+        actual => Err(unknown(actual)),
     }
+}
+
+/// The error for a type of no layer.
+fn unknown(actual: DType) -> Error {
+    Error::Type { operation: OPERATION, operand: "x", expected: "f16, bf16 or f32".into(), actual }
 }
 
 /// A layer, and sets of tokens with their routings.
@@ -67,6 +74,8 @@ struct Layer<T: RoutingInput> {
     experts: ExpertTable,
     sizes: PeerSizes,
     tokens: Vec<(Tensor<T>, Routing)>,
+    /// The gradient of the output.
+    dy: Tensor<T>,
 }
 
 impl<T: RoutingInput> Layer<T> {
@@ -76,18 +85,81 @@ impl<T: RoutingInput> Layer<T> {
     }
 }
 
+impl<T: RoutingInput + ExpertInput + FloatElement> Layer<T> {
+    /// A drawn layer, and as many sets of drawn tokens as read more than caches hold.
+    fn new(device: &Device, sizes: &PeerSizes) -> Result<Self> {
+        let stream = device.default_stream();
+        let layout = ExpertLayout::new(sizes.format, sizes.input, 1, sizes.output, false)?;
+        let draw = |number: u64, shape: (usize, usize), scale: f64| -> Result<Tensor<T>> {
+            let drawn = Data::Uniform.draw(0, number, shape, 1, f64::from)?;
+            Tensor::from_array(device, &drawn.mapv(|value| T::round(value * scale)))
+        };
+        let PeerSizes { tokens, input, heads, query, sub_keys, .. } = *sizes;
+        let unit = |length: usize| 1.0 / (length.max(1) as f64).sqrt();
+        let keys =
+            |number| draw(number, (heads * sub_keys, query / 2), 1.0)?.reshape([heads, sub_keys, query / 2]);
+        let mut layer = Self {
+            w_q: draw(0, (heads * query, input), unit(input))?,
+            keys: [keys(1)?, keys(2)?],
+            experts: table(device, layout, sizes)?,
+            sizes: *sizes,
+            tokens: Vec::new(),
+            dy: draw(1 << 20, (tokens, sizes.output), 1.0)?,
+        };
+        for set in 0..sets_beyond_cache(device, layer.gathered()) as u64 {
+            let x = draw(3 + set, (tokens, input), 1.0)?;
+            let routing = layer.route(&x).on(&stream).run()?;
+            layer.tokens.push((x, routing));
+        }
+        Ok(layer)
+    }
+}
+
+impl<T: RoutingInput + ExpertInput> Layer<T> {
+    /// Bytes of the rows that tokens use, counted once for each use.
+    fn gathered(&self) -> u64 {
+        let PeerSizes { tokens, heads, top_k, .. } = self.sizes;
+        (tokens * heads * top_k * self.experts.layout().row_bytes()) as u64
+    }
+
+    /// Whether the layer has this part: quantised experts are not trained.
+    fn has(&self, part: Part) -> bool {
+        part != Part::Training || !self.experts.layout().format().is_scaled()
+    }
+
+    /// The gradients of the first tokens.
+    fn gradients(&self) -> Result<(ExpertMlpGradients<T>, ProductKeyGradients<T>)> {
+        let (x, routing) = &self.tokens[0];
+        let of_experts = ops::expert_mlp_backward(x, routing, &self.experts, &self.dy).run()?;
+        let of_router = self.route(x).backward(routing, &of_experts.dgates).run()?;
+        Ok((of_experts, of_router))
+    }
+}
+
 /// Which part is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Layer,
     Routing,
     Experts,
+    Training,
 }
 
 struct Launches<T: RoutingInput> {
     layer: Rc<Layer<T>>,
     stream: Stream,
     part: Part,
+    /// Those of the experts and of the retrieval, which a step writes over.
+    gradients: Option<(ExpertMlpGradients<T>, ProductKeyGradients<T>)>,
+}
+
+impl<T: RoutingInput + ExpertInput> Launches<T> {
+    fn new(layer: &Rc<Layer<T>>, part: Part) -> Result<Self> {
+        let has_gradients = part == Part::Training && layer.has(part);
+        let gradients = has_gradients.then(|| layer.gradients()).transpose()?;
+        let stream = layer.experts.device().default_stream();
+        Ok(Self { layer: layer.clone(), stream, part, gradients })
+    }
 }
 
 impl<T: RoutingInput + ExpertInput> Subject for Launches<T> {
@@ -102,7 +174,47 @@ impl<T: RoutingInput + ExpertInput> Subject for Launches<T> {
             }
             Part::Routing => retrieval.run().map(|_| ()),
             Part::Experts => ops::expert_mlp(x, known, &layer.experts).on(stream).run().map(|_| ()),
+            Part::Training => {
+                let Some((of_experts, of_router)) = &mut self.gradients else { return Ok(()) };
+                let routing = retrieval.run()?;
+                ops::expert_mlp(x, &routing, &layer.experts).on(stream).run()?;
+                let backward = ops::expert_mlp_backward(x, &routing, &layer.experts, &layer.dy);
+                backward.on(stream).run_into(of_experts)?;
+                let ProductKeyGradients { dw_q, dkeys_1, dkeys_2, .. } = of_router;
+                retrieval.backward(&routing, &of_experts.dgates).run_into(ProductKeyGradientOutputs {
+                    dx: Some(&mut of_experts.dx),
+                    dw_q: Some(dw_q),
+                    dkeys_1: Some(dkeys_1),
+                    dkeys_2: Some(dkeys_2),
+                    adds_dx: true,
+                    ..ProductKeyGradientOutputs::default()
+                })
+            }
         }
+    }
+}
+
+/// A layer and the parts of it to be launched on the device's default stream, each with its name: for a profiler.
+///
+/// # Errors
+///
+/// As [`peer`].
+pub fn peer_subjects(device: &Device, sizes: &PeerSizes) -> Result<Vec<(&'static str, Box<dyn Subject>)>> {
+    fn of<T: RoutingInput + ExpertInput + FloatElement>(
+        device: &Device,
+        sizes: &PeerSizes,
+    ) -> Result<Vec<(&'static str, Box<dyn Subject>)>> {
+        let layer = Rc::new(Layer::<T>::new(device, sizes)?);
+        let parts = [("layer", Part::Layer), ("training", Part::Training)];
+        let all = parts.into_iter().filter(|(_, part)| layer.has(*part));
+        all.map(|(name, part)| Ok((name, Box::new(Launches::new(&layer, part)?) as Box<dyn Subject>)))
+            .collect()
+    }
+    match sizes.dtype {
+        DType::F16 => of::<f16>(device, sizes),
+        DType::Bf16 => of::<bf16>(device, sizes),
+        DType::F32 => of::<f32>(device, sizes),
+        actual => Err(unknown(actual)),
     }
 }
 
@@ -111,46 +223,38 @@ fn measure<T: RoutingInput + ExpertInput + FloatElement>(
     sizes: &PeerSizes,
     options: &Options,
 ) -> Result<PeerMeasurement> {
-    let stream = device.default_stream();
-    let layout = ExpertLayout::new(sizes.format, sizes.input, 1, sizes.output, false)?;
-    let draw = |number: u64, shape: (usize, usize), scale: f64| -> Result<Tensor<T>> {
-        let drawn = Data::Uniform.draw(0, number, shape, 1, f64::from)?;
-        Tensor::from_array(device, &drawn.mapv(|value| T::round(value * scale)))
-    };
-    let PeerSizes { tokens, input, heads, query, sub_keys, top_k, .. } = *sizes;
-    let unit = |length: usize| 1.0 / (length.max(1) as f64).sqrt();
-    let keys =
-        |number| draw(number, (heads * sub_keys, query / 2), 1.0)?.reshape([heads, sub_keys, query / 2]);
-    let mut layer = Layer {
-        w_q: draw(0, (heads * query, input), unit(input))?,
-        keys: [keys(1)?, keys(2)?],
-        experts: table(device, layout, sizes)?,
-        sizes: *sizes,
-        tokens: Vec::new(),
-    };
-    let gathered = (tokens * heads * top_k * layout.row_bytes()) as u64;
-    for set in 0..sets_beyond_cache(device, gathered) as u64 {
-        let x = draw(3 + set, (tokens, input), 1.0)?;
-        let routing = layer.route(&x).on(&stream).run()?;
-        layer.tokens.push((x, routing));
-    }
+    let layer = Rc::new(Layer::<T>::new(device, sizes)?);
     let (x, routing) = &layer.tokens[0];
     let implementations =
         [layer.route(x).implementation()?, ops::expert_mlp(x, routing, &layer.experts).implementation()?];
     let in_parts = ops::peer::peer_is_in_parts(&layer.route(x), &layer.experts)?;
-    let distinct = routing.ids.to_vec()?.into_iter().collect::<HashSet<_>>().len() * layout.row_bytes();
+    let gradients = if layer.has(Part::Training) {
+        let of_experts = ops::expert_mlp_backward(x, routing, &layer.experts, &layer.dy);
+        let of_retrieval = layer.route(x).backward(routing, &routing.gates);
+        Some([of_experts.implementation()?, of_retrieval.implementation()?])
+    } else {
+        None
+    };
+    let row_bytes = layer.experts.layout().row_bytes();
+    let distinct = routing.ids.to_vec()?.into_iter().collect::<HashSet<_>>().len() * row_bytes;
 
-    let layer = Rc::new(layer);
-    let of = |part| Launches { layer: layer.clone(), stream: stream.clone(), part };
-    let (mut whole, mut routing, mut experts) = (of(Part::Layer), of(Part::Routing), of(Part::Experts));
-    let timings = interleaved(&stream, &mut [&mut whole, &mut routing, &mut experts], options)?;
+    let of = |part| Launches::new(&layer, part);
+    let (mut whole, mut routing, mut experts) = (of(Part::Layer)?, of(Part::Routing)?, of(Part::Experts)?);
+    let mut training = of(Part::Training)?;
+    let mut subjects: Vec<&mut dyn Subject> = vec![&mut whole, &mut routing, &mut experts];
+    if gradients.is_some() {
+        subjects.push(&mut training);
+    }
+    let timings = interleaved(&device.default_stream(), &mut subjects, options)?;
     Ok(PeerMeasurement {
         layer: timings[0],
         routing: timings[1],
         experts: timings[2],
+        training: timings.get(3).copied(),
+        gradients,
         implementations,
         in_parts,
-        gathered: gathered as f64,
+        gathered: layer.gathered() as f64,
         distinct: distinct as f64,
     })
 }
@@ -202,6 +306,10 @@ mod tests {
         let measured = peer(&Device::cpu(), &sizes, &options).expect("the sizes fit");
         assert!(measured.layer.median > Duration::ZERO && measured.experts.median > Duration::ZERO);
         assert!(measured.routing.median > Duration::ZERO && !measured.in_parts);
+        assert!(measured.training.is_none() && measured.gradients.is_none());
+        let unquantised = PeerSizes { format: ExpertFormat::Bf16, ..sizes };
+        let trained = peer(&Device::cpu(), &unquantised, &options).expect("the sizes fit");
+        assert!(trained.training.is_some_and(|training| training.median > trained.layer.median));
         // 480 uses of 64 experts.
         assert!(measured.distinct * 5.0 < measured.gathered, "{measured:?}");
         assert_eq!(PeerSizes::reference(1).experts(), 1_048_576);

@@ -46,6 +46,14 @@ impl Near {
         Self { exact, error: error + (exact.abs() + error) * (roundings + U) * U + TINY * (1.0 + roundings) }
     }
 
+    /// The product with another, rounded.
+    #[must_use]
+    pub fn by(self, other: Self) -> Self {
+        let exact = self.exact * other.exact;
+        let error = self.error * other.exact.abs() + (self.exact.abs() + self.error) * other.error;
+        Self { exact, error: error + (exact.abs() + error) * U + TINY }
+    }
+
     /// The sum of numbers, and of one that is exact.
     #[must_use]
     pub fn sum(numbers: impl Iterator<Item = Self>, before: f64) -> Self {

@@ -10,6 +10,7 @@ pub(super) use linear::prepare as prepare_linear;
 pub use linear::{linear_backward, linear_backward_bits};
 pub(super) use matmul::prepare as prepare_matmul;
 pub use matmul::{matmul_backward, matmul_backward_bits};
+pub(super) use products::Gradient;
 pub(super) use scaled::prepare as prepare_scaled;
 pub use scaled::{scaled_backward, scaled_backward_bits};
 pub(super) use update::prepare as prepare_update;

@@ -41,7 +41,7 @@ pub use norm::{norm, norm_bits};
 pub use product::{linear, linear_bits, matmul, matmul_bits};
 pub use repack::repack;
 pub use rotary::{rotary, rotary_bits};
-pub use routing::{RoutingOutcome, product_key_topk};
+pub use routing::{RoutingOutcome, product_key_gradient_bits, product_key_topk, product_key_topk_backward};
 pub use scaled::{linear_scaled, linear_scaled_bits};
 pub use softmax::{softmax, softmax_bits};
 pub use topk::topk;

@@ -24,6 +24,11 @@
 //! **Gates** are compared with those that the experts found have by the reference. Scores are off by ε = δ₁ + δ₂ + u |s|, and for a softmax
 //! their differences by twice that: a factor of at most exp(2ε / temperature); an exponent x costs 6u |x|, the rest `(k + 24) u`.
 
+mod gradient;
+
+pub(super) use gradient::prepare as prepare_gradient;
+pub use gradient::{product_key_gradient_bits, product_key_topk_backward};
+
 use half::{bf16, f16};
 use ndarray::{Array2, Array3, Axis};
 use rayon::prelude::*;
@@ -79,6 +84,15 @@ pub fn product_key_topk(device: &Device, case: &RoutingCase) -> Result<RoutingOu
     }
 }
 
+fn misshapen(error: &ndarray::ShapeError) -> Error {
+    Error::Argument {
+        operation: OPERATION,
+        argument: "shape",
+        expected: "one that has as many numbers".into(),
+        actual: error.to_string(),
+    }
+}
+
 /// The operands of a case on the host.
 struct Operands<T> {
     x: Array2<T>,
@@ -106,12 +120,7 @@ impl<T: FloatElement + CpuOperand> Operands<T> {
         let keys = |stream: u64| -> Result<Array3<T>> {
             let drawn = draw(stream, (groups * n, half), (3.0 / half.max(1) as f64).sqrt())?;
             let mut keys =
-                drawn.into_shape_with_order((groups, n, half)).map_err(|error| Error::Argument {
-                    operation: OPERATION,
-                    argument: "shape",
-                    expected: error.to_string(),
-                    actual: format!("{groups} × {n} × {half}"),
-                })?;
+                drawn.into_shape_with_order((groups, n, half)).map_err(|error| misshapen(&error))?;
             for mut group in keys.axis_iter_mut(Axis(0)) {
                 if case.duplicates {
                     for key in n.div_ceil(2)..n {

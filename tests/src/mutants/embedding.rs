@@ -2,13 +2,16 @@
 //! of the sort over parts of a tile and over several. Sums of few rows and of more than are loaded together, into rows of their
 //! own and onto those of a table.
 
-use warpsmith_dsl::embedding::order::{DIGITS, DistinctParams, PassParams, TILE};
+use warpsmith_dsl::embedding::order::{DIGITS, DistinctParams, PassParams, TILE, pitch};
 use warpsmith_dsl::embedding::{GatherParams, GradientParams, Ids, WeightedParams};
 use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_emulator::{Config, LaunchError, Module, Report};
 
 use super::Problem;
 use super::rows::{Float, Layout, Operands, number};
+
+/// What is behind the numbers of a row.
+const UNTOUCHED_WORD: u32 = 7;
 
 /// The problems that an entry of this family is run on; none if the name is no such entry's.
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
@@ -207,10 +210,19 @@ impl Problem for Pass {
         }
         let digit = |key: u32| (key >> shift & (DIGITS - 1)) as usize;
         let tiles = count.div_ceil(TILE as usize);
-        let mut counts = vec![0u32; DIGITS as usize * tiles];
+        let pitch = pitch(tiles as u32) as usize;
+        let mut counts = vec![[0u32; DIGITS as usize]; tiles];
         for (at, &key) in keys.iter().enumerate() {
-            counts[digit(key) * tiles + at / TILE as usize] += 1;
+            counts[at / TILE as usize][digit(key)] += 1;
         }
+        // A row for each digit, with nothing behind the last tile.
+        let rows = |of: &[[u32; DIGITS as usize]]| -> Vec<u32> {
+            let row = |digit: usize| {
+                let padding = vec![UNTOUCHED_WORD; pitch - tiles];
+                of.iter().map(move |counts| counts[digit]).chain(padding)
+            };
+            (0..DIGITS as usize).flat_map(row).collect()
+        };
         let (mut sorted_keys, mut sorted_tokens) = (0, 0);
         let of_counts = if puts {
             let mut order: Vec<usize> = (0..count).collect();
@@ -219,10 +231,17 @@ impl Problem for Pass {
             sorted_keys = operands.words(None, &sorted)?;
             let sorted: Vec<u32> = order.iter().map(|&at| token(at)).collect();
             sorted_tokens = operands.words(None, &sorted)?;
-            let (before, _) = sums_before(&counts);
-            operands.words(Some(&before), &before)?
+            let (mut before, mut totals) = (Vec::new(), [0; DIGITS as usize]);
+            for of_tile in &counts {
+                before.push(totals);
+                totals.iter_mut().zip(of_tile).for_each(|(total, count)| *total += count);
+            }
+            let given = [rows(&before), totals.to_vec()].concat();
+            operands.words(Some(&given), &given)?
         } else {
-            operands.words(None, &counts)?
+            let expected = rows(&counts);
+            let before = vec![UNTOUCHED_WORD; expected.len()];
+            operands.words(Some(&before), &expected)?
         };
         let params = PassParams {
             ids: given,
@@ -242,14 +261,14 @@ impl Problem for Pass {
 
 #[derive(Clone, Copy, Debug)]
 struct Sums {
+    rows: usize,
     count: usize,
-    has_total: bool,
 }
 
 impl Sums {
     fn all() -> Vec<Self> {
-        let counts = [1, 2, 3, 4, 5, 131, 1022, 1023, 1024, 1025, 2050, 3000];
-        let case = |(number, count)| Self { count, has_total: number % 2 == 0 };
+        let counts = [1, 2, 3, 4, 5, 131, 1022, 1025, 8189, 8190, 8192, 8193, 16400];
+        let case = |(number, count): (usize, usize)| Self { rows: 1 + number % 3, count };
         counts.into_iter().enumerate().map(case).collect()
     }
 }
@@ -260,14 +279,23 @@ impl Problem for Sums {
     }
 
     fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {
-        let &Self { count, has_total } = self;
+        let &Self { rows, count } = self;
         let mut operands = Operands::new(config);
-        let numbers: Vec<u32> = (0..count).map(|at| (64.0 * (number(0, at) + 1.0)) as u32 + 1).collect();
-        let (before, sum) = sums_before(&numbers);
-        let base = operands.words(Some(&numbers), &before)?;
-        let total = if has_total { operands.words(None, &[sum])? } else { 0 };
-        let args = (GlobalMut::<u32>::new(base), GlobalMut::<u32>::new(total), count as u32);
-        operands.launch(module, shared_bytes, [1, 1], args)
+        let pitch = pitch(count as u32) as usize;
+        let (mut given, mut expected, mut totals) = (Vec::new(), Vec::new(), Vec::new());
+        for row in 0..rows {
+            let numbers = (0..count).map(|at| (64.0 * (number(row as u64, at) + 1.0)) as u32 + 1);
+            let numbers: Vec<u32> = numbers.collect();
+            let (before, sum) = sums_before(&numbers);
+            let padding = || std::iter::repeat_n(UNTOUCHED_WORD, pitch - count);
+            given.extend(numbers.into_iter().chain(padding()));
+            expected.extend(before.into_iter().chain(padding()));
+            totals.push(sum);
+        }
+        let base = operands.words(Some(&given), &expected)?;
+        let totals = operands.words(None, &totals)?;
+        let args = (GlobalMut::<u32>::new(base), GlobalMut::<u32>::new(totals), count as u32);
+        operands.launch(module, shared_bytes, [rows as u32, 1], args)
     }
 }
 
@@ -323,7 +351,8 @@ impl Problem for Distinct {
         let of_counts = if puts {
             let found: Vec<u32> = begins.iter().map(|&at| keys[at]).collect();
             distinct = operands.words(None, &found)?;
-            let found: Vec<u32> = begins.iter().map(|&at| at as u32).collect();
+            let end = keys.iter().filter(|&&key| key < limit).count();
+            let found: Vec<u32> = begins.iter().chain([&end]).map(|&at| at as u32).collect();
             starts = operands.words(None, &found)?;
             let (before, _) = sums_before(&counts);
             operands.words(Some(&before), &before)?
@@ -418,6 +447,7 @@ impl Problem for Gradient {
             starts.push(keys.len() as u32);
             keys.resize(keys.len() + run, id(at) as u32);
         }
+        starts.push(keys.len() as u32);
         keys.resize(keys.len() + behind, limit as u32);
         let count = keys.len();
         // Another token in each place.
@@ -528,6 +558,7 @@ impl Problem for Weighted {
             starts.push(keys.len() as u32);
             keys.resize(keys.len() + run, 2 * at as u32);
         }
+        starts.push(keys.len() as u32);
         let limit = 2 * runs.len();
         keys.resize(keys.len() + behind, limit as u32);
         let count = keys.len();

@@ -10,7 +10,7 @@
 //! | `ptx` | an entry's text, cut into statements |
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
-//! | `adamw`, `attention`, `linear`, `linear_gradient`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `update_gradient`, `elementwise`, `rotary`, `kv_cache`, `embedding`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts`, `expert_gradient` | how the kernels of a family are run, and what they have to give |
+//! | `adamw`, `attention`, `linear`, `linear_gradient`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `update_gradient`, `elementwise`, `rotary`, `kv_cache`, `embedding`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts`, `expert_gradient`, `product_key_gradient` | how the kernels of a family are run, and what they have to give |
 //! | [`identity`] | which entries are the same as before, or as each other but for a type |
 //! | `congruence`, `fences`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
@@ -36,6 +36,7 @@ mod modulated;
 pub mod mutate;
 mod norm;
 mod product_key;
+mod product_key_gradient;
 mod ptx;
 mod repack;
 pub mod report;
@@ -156,6 +157,7 @@ fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
         .or_else(|| sorted_experts::problems(entry))
         .or_else(|| experts::problems(entry))
         .or_else(|| expert_gradient::problems(entry))
+        .or_else(|| product_key_gradient::problems(entry))
         .or_else(|| attention::problems(entry))
 }
 

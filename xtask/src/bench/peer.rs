@@ -1,6 +1,6 @@
 //! `xtask bench --operation peer`: PEER layers, beside the framework's ways to compute them.
 //!
-//! A layer is measured whole, and so is its routing. The limit is the time that a copy's bandwidth takes for the rows of the
+//! A layer is measured whole, and so is its routing. Where experts are not quantised it is measured with its gradients, too. The limit is the time that a copy's bandwidth takes for the rows of the
 //! experts that tokens use. Each use counted, as if no row were read twice for one read of memory, and each row once, as if all
 //! were. Experts in
 //! host memory are measured last, by the share of them that is resident.
@@ -17,7 +17,7 @@ use warpsmith_lab::cases::PeerSizes;
 use super::report::Verdict;
 use super::rows::rounded;
 use super::session::Session;
-use super::{Args, judged, microseconds, residency, torch};
+use super::{Args, judged, microseconds, profile, residency, torch};
 use crate::measurement::Measurement;
 
 /// Tokens.
@@ -26,6 +26,8 @@ const TOKENS: [usize; 5] = [1, 16, 256, 2048, 16384];
 const QUANTISED: [ExpertFormat; 3] = [ExpertFormat::Int8, ExpertFormat::Int4, ExpertFormat::F8E4M3];
 /// How many times longer the best baseline is to take: tokens, the ratio.
 const GOALS: [(usize, f64); 3] = [(1, 4.0), (256, 5.0), (2048, 5.0)];
+/// The same of the layer with its gradients.
+const TRAINING_GOALS: [(usize, f64); 2] = [(256, 5.0), (2048, 5.0)];
 /// The same of the routing alone.
 const ROUTING_GOAL: (usize, f64) = (2048, 5.0);
 
@@ -61,6 +63,7 @@ enum Part {
     Layer,
     Routing,
     Experts,
+    Training,
 }
 
 impl Part {
@@ -69,12 +72,14 @@ impl Part {
             Self::Layer => "peer",
             Self::Routing => "peer routing",
             Self::Experts => "peer experts",
+            Self::Training => "peer training",
         }
     }
 }
 
 impl Row {
-    fn new(sizes: PeerSizes, part: Part, measured: &PeerMeasurement, bandwidth: f64) -> Self {
+    /// None if the part has not been measured.
+    fn new(sizes: PeerSizes, part: Part, measured: &PeerMeasurement, bandwidth: f64) -> Option<Self> {
         let [routing, experts] = &measured.implementations;
         let (timing, kernel): (&Timing, String) = match part {
             Part::Layer if measured.in_parts => {
@@ -83,9 +88,15 @@ impl Row {
             Part::Layer => (&measured.layer, format!("{routing}; {experts}")),
             Part::Routing => (&measured.routing, routing.to_string()),
             Part::Experts => (&measured.experts, experts.to_string()),
+            Part::Training => {
+                let [of_experts, of_retrieval] = measured.gradients.as_ref()?;
+                let kernels = format!("{routing}; {experts}; {of_experts}; {of_retrieval}");
+                (measured.training.as_ref()?, kernels)
+            }
         };
-        let bytes = if part == Part::Routing { [0.0; 2] } else { [measured.gathered, measured.distinct] };
-        Self {
+        let is_forward = matches!(part, Part::Layer | Part::Experts);
+        let bytes = if is_forward { [measured.gathered, measured.distinct] } else { [0.0; 2] };
+        Some(Self {
             sizes,
             part,
             kernel,
@@ -94,7 +105,7 @@ impl Row {
             bytes,
             shares: bytes.map(|bytes| bytes / bandwidth / timing.median.as_secs_f64()),
             peers: Vec::new(),
-        }
+        })
     }
 
     fn label(&self) -> String {
@@ -152,6 +163,15 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     if cases.is_empty() && points.is_empty() {
         bail!("nothing to measure: no layer has this format and so many tokens");
     }
+    if let Some(launches) = args.profile {
+        let device = args.open_gpu()?;
+        for sizes in &cases {
+            let subjects = benchmark::peer_subjects(&device, sizes)?.into_iter();
+            let named = subjects.map(|(name, subject)| (format!("{} {name}", sizes.tokens), subject));
+            profile::launch(&device.default_stream(), launches, named)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut session = Session::open(args, (!cases.is_empty()).then_some(torch::PEER))?;
     let name = |sizes: &PeerSizes| format!("peer {} T={}", sizes.format, sizes.tokens);
     let rows = session.measure(&cases, name, |session, sizes| measure(session, *sizes))?;
@@ -167,8 +187,14 @@ fn measure(session: &mut Session, sizes: PeerSizes) -> Result<Vec<Row>> {
     // The framework's process needs the memory.
     session.device.release_memory()?;
     let mut rows = Vec::new();
-    for (part, name) in [(Part::Layer, "layer"), (Part::Routing, "routing"), (Part::Experts, "")] {
-        let mut row = Row::new(sizes, part, &measured, session.bandwidth);
+    let parts = [
+        (Part::Layer, "layer"),
+        (Part::Routing, "routing"),
+        (Part::Experts, ""),
+        (Part::Training, "training"),
+    ];
+    for (part, name) in parts {
+        let Some(mut row) = Row::new(sizes, part, &measured, session.bandwidth) else { continue };
         // The routing of quantised experts is that of all others; the framework has none.
         if part == Part::Routing && sizes.format != ExpertFormat::Bf16 {
             continue;
@@ -224,7 +250,8 @@ fn table(rows: &[Row]) -> Table {
 /// Whether the goals are met.
 fn verdicts(rows: &[Row]) -> Vec<Verdict> {
     let goals = GOALS.map(|(tokens, least)| (Part::Layer, tokens, least));
-    let all = goals.into_iter().chain([(Part::Routing, ROUTING_GOAL.0, ROUTING_GOAL.1)]);
+    let of_training = TRAINING_GOALS.map(|(tokens, least)| (Part::Training, tokens, least));
+    let all = goals.into_iter().chain(of_training).chain([(Part::Routing, ROUTING_GOAL.0, ROUTING_GOAL.1)]);
     all.map(|(part, tokens, least)| {
         let of = rows.iter().filter(|row| row.part == part && row.sizes.tokens == tokens);
         let ratios = of.filter_map(|row| Some((row.label(), row.ratio()?)));

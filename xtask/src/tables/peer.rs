@@ -1,4 +1,4 @@
-//! PEER layers as Markdown: by the number of tokens, by the format of the experts' rows, and by the share of experts that is resident.
+//! PEER layers as Markdown: by the number of tokens, with their gradients, by the format of the experts' rows, and by the share of experts that is resident.
 //!
 //! These parts bring the words around their tables along, so that a page shows nothing of them while there is no file of measurements.
 
@@ -15,7 +15,9 @@ use crate::measurement::Measurement;
 pub(super) enum Part {
     /// Layers by the number of tokens.
     Layers,
-    /// The same by the format of the experts' rows.
+    /// Layers with their gradients.
+    Gradients,
+    /// Layers by the format of the experts' rows.
     Formats,
     /// Experts in host memory by the share that is resident.
     Residency,
@@ -26,6 +28,7 @@ pub(super) enum Part {
 pub(super) const LAYER: &str = "peer";
 pub(super) const ROUTING: &str = "peer routing";
 pub(super) const EXPERTS: &str = "peer experts";
+const TRAINING: &str = "peer training";
 pub(super) const RESIDENCY: &str = "peer residency";
 /// The format of rows that the others stand beside.
 pub(super) const PLAIN: &str = "bf16";
@@ -35,7 +38,7 @@ const SUMMARY: [usize; 3] = [1, 256, 2048];
 const ONCE: &str = ", each row once";
 
 impl Part {
-    const ALL: [Self; 4] = [Self::Layers, Self::Formats, Self::Residency, Self::Summary];
+    const ALL: [Self; 5] = [Self::Layers, Self::Gradients, Self::Formats, Self::Residency, Self::Summary];
 
     /// The part of this name, if it is one of PEER's.
     pub(super) fn of(name: &str) -> Option<Self> {
@@ -45,6 +48,7 @@ impl Part {
     fn name(self) -> &'static str {
         match self {
             Self::Layers => "layers",
+            Self::Gradients => "gradients",
             Self::Formats => "formats",
             Self::Residency => "residency",
             Self::Summary => "summary",
@@ -56,6 +60,7 @@ impl Part {
         let plain = row.variant == PLAIN || row.variant.strip_suffix(ONCE) == Some(PLAIN);
         match self {
             Self::Layers => plain && [LAYER, ROUTING, EXPERTS].contains(&row.operation.as_str()),
+            Self::Gradients => plain && row.operation == TRAINING,
             Self::Formats => [LAYER, EXPERTS].contains(&row.operation.as_str()),
             Self::Residency => row.operation == RESIDENCY,
             Self::Summary => plain && row.operation == LAYER,
@@ -70,9 +75,12 @@ impl Part {
         };
         let table = match self {
             Self::Layers => layers(&shown),
+            Self::Gradients => {
+                of_operation(&shown, TRAINING, &distinct(shown.iter().map(|row| tokens(row)))?)
+            }
             Self::Formats => formats(&shown),
             Self::Residency => residency(&shown),
-            Self::Summary => summary(&shown),
+            Self::Summary => of_operation(&shown, LAYER, &SUMMARY),
         };
         let (before, after) = self.words(name);
         Ok(format!("{before}\n\n{}\n{}{after}", table?, provenance(&shown, first)?))
@@ -89,6 +97,7 @@ impl Part {
                     plots::LAYERS,
                 ),
             ),
+            Self::Gradients => (GRADIENTS_WORDS, String::new()),
             Self::Formats => (FORMATS_WORDS, String::new()),
             Self::Residency => {
                 (RESIDENCY_WORDS, plot("Tokens a second by the share that is resident", plots::RESIDENCY))
@@ -112,6 +121,12 @@ the weighted sums. The routing stands beside that of both.
 
 The gather's limit is the time that a copy within the GPU's memory takes, in the same run, for the rows of the used experts. One column counts each use, as if nothing were found in a
 cache. The other counts each row once, as if everything that is used again were. The shares in the layer's time stand behind the layer, those in the experts' time behind the experts.";
+
+const GRADIENTS_WORDS: &str = "\
+### Gradients
+
+The same layer, forward and backward: the gradients of tokens, of the projection, of the sub-keys, and of the experts in use. `torch-sparse` is PyTorch's `embedding` with sparse
+gradients. Its rows are in bf16, several where an expert is used again. Ours are in f32, one for each expert in use, added up in the order of the tokens.";
 
 const FORMATS_WORDS: &str = "\
 ### Formats of rows
@@ -295,11 +310,12 @@ fn residency(rows: &[&Measurement]) -> Result<String> {
     Ok(text)
 }
 
-fn summary(rows: &[&Measurement]) -> Result<String> {
+/// An operation beside its fastest baseline, for so many tokens each.
+fn of_operation(rows: &[&Measurement], operation: &str, counts: &[usize]) -> Result<String> {
     let mut text =
         String::from("| T | µs | best baseline | its µs | baseline / ours |\n|---|---|---|---|---|\n");
-    for count in SUMMARY {
-        let Some(Found { ours, best, .. }) = find(rows, LAYER, count, PLAIN) else { continue };
+    for &count in counts {
+        let Some(Found { ours, best, .. }) = find(rows, operation, count, PLAIN) else { continue };
         writeln!(
             text,
             "| {count} | {:.1} | {} | {} | {} |",
@@ -324,6 +340,7 @@ peer,bf16,T=256,bf16,100,fast,250,2.5,G,1,c,run,peer,k,,1,0.25,9,,3,,
 peer,bf16,T=256,\"bf16, each row once\",100,,,,G,1,c,run,peer,k,,1,0.2,8,,3,,
 peer routing,bf16,T=256,bf16,60,torch-routing,90,1.5,G,1,c,run,peer,k,,,,,,3,,
 peer experts,bf16,T=256,bf16,40,,,,G,1,c,run,peer,k,,,0.625,9,,3,,
+peer training,bf16,T=256,bf16,300,torch-sparse,1500,5,G,1,c,run,peer,k,,,,,,3,,
 peer experts,bf16,T=256,\"bf16, each row once\",40,,,,G,1,c,run,peer,k,,,0.5,8,,3,,
 peer,bf16,T=256,int8,80,,,,G,1,c,run,peer,k,,1,0.16,4,,3,,
 peer experts,bf16,T=256,int8,25,,,,G,1,c,run,peer,k,,,0.5,4,,3,,
@@ -358,6 +375,13 @@ peer residency,bf16,T=2048,\"pinned, 50 % resident, Zipf 1\",2000,,,,G,1,c,later
         );
         assert!(text.contains("\nG, driver 1, commit c, `run`; ceiling 3.00 TB/s.\n"), "{text}");
         assert!(!text.contains("int8"), "{text}");
+    }
+
+    #[test]
+    fn a_layer_with_its_gradients_stands_beside_the_fastest_peer() {
+        let text = text("gradients", &rows());
+        assert!(text.contains("| 256 | 300.0 | torch-sparse | 1500.0 | 5.00 |\n"), "{text}");
+        assert!(!text.contains("16384"), "{text}");
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub(super) use load::load;
 pub(super) use load::works as load_works;
 pub(super) use norms::norms;
 pub(super) use optimizers::optimizers;
-pub(super) use routing::{retrievals, selections};
+pub(super) use routing::{retrieval_gradients, retrievals, selections};
 pub(super) use scaled::{compared_scaled, scaled};
 use serde::Serialize;
 pub(super) use softmaxes::{losses, softmaxes};

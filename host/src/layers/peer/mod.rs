@@ -1,12 +1,14 @@
 //! The PEER layer: tokens find a few of very many small experts by product keys, and are the sum of what those make of them.
 
 mod config;
+mod training;
 mod weights;
 
 use std::fmt;
 use std::ops::Range;
 
 pub use config::{Norm, PeerConfig};
+pub use training::{PeerGradients, PeerSaved};
 pub use weights::PeerRouter;
 
 use super::Experts;

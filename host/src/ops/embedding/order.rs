@@ -1,7 +1,7 @@
 //! Tokens in the order of their ids, and where each different id begins.
 
-use warpsmith_dsl::embedding::order::{DIGIT_BITS, DIGITS, DistinctParams, PassParams, TILE};
-use warpsmith_dsl::launch::{Global, GlobalMut};
+use warpsmith_dsl::embedding::order::{DIGIT_BITS, DIGITS, DistinctParams, PassParams, TILE, pitch};
+use warpsmith_dsl::launch::Global;
 use warpsmith_kernels::embedding::{embedding_count, embedding_distinct, embedding_order, embedding_sums};
 
 use super::{EmbeddingId, ids_arg};
@@ -34,7 +34,9 @@ impl Order {
         let ids = ids.contiguous_on(stream)?;
         let (mut sorted, mut other) = (Self::new(stream, count)?, Self::new(stream, count)?);
         let tiles = sorted.tiles();
-        let mut counts = Tensor::<u32>::uninit_on(stream, [DIGITS as usize * tiles as usize])?;
+        // Of each tile, and of all.
+        let of_tiles = DIGITS as usize * pitch(tiles) as usize;
+        let mut counts = Tensor::<u32>::uninit_on(stream, [of_tiles + DIGITS as usize])?;
         // An id out of range becomes that of the row behind the last.
         let bits = u32::BITS - (vocabulary as u32).leading_zeros();
         for pass in 0..bits.div_ceil(DIGIT_BITS) {
@@ -54,25 +56,21 @@ impl Order {
             };
             let operands: [&dyn Operand; 6] =
                 [&ids, &other.keys, &other.tokens, &sorted.keys, &sorted.tokens, &counts];
-            let nowhere = GlobalMut::new(0);
-            let numbers = DIGITS * tiles;
+            let totals = params.counts.offset(of_tiles as u64);
             // SAFETY: the sizes are those of the tensors, which are new but for the ids; a pass reads what the one before has written. Tensors are freed in the
             // order of their home streams, which `with_operands` makes wait for this work.
             stream.with_operands(&operands, || unsafe {
                 let grid = [tiles, 1, 1];
                 device.kernel::<embedding_count>()?.launch(stream, grid, (params,))?;
-                device.kernel::<embedding_sums>()?.launch(
-                    stream,
-                    [1, 1, 1],
-                    (params.counts, nowhere, numbers),
-                )?;
+                let sums = device.kernel::<embedding_sums>()?;
+                sums.launch(stream, [DIGITS, 1, 1], (params.counts, totals, tiles))?;
                 device.kernel::<embedding_order>()?.launch(stream, grid, (params,))
             })?;
         }
         Ok(sorted)
     }
 
-    /// Writes the different ids, which are less than `vocabulary`, to `ids` and how many there are to `count`. The result is where each of them begins.
+    /// Writes the different ids, which are less than `vocabulary`, to `ids` and how many there are to `count`. The result is where each of them begins, and behind the last where that ends.
     /// `ids` has room for as many as there can be, and both are without gaps.
     pub(in crate::ops) fn distinct(
         &self,
@@ -83,7 +81,7 @@ impl Order {
     ) -> Result<Tensor<u32>> {
         let (device, tiles) = (stream.device(), self.tiles());
         let mut counts = Tensor::<u32>::uninit_on(stream, [tiles as usize])?;
-        let mut starts = Tensor::<u32>::uninit_on(stream, [ids.len()])?;
+        let mut starts = Tensor::<u32>::uninit_on(stream, [ids.len() + 1])?;
         let params = DistinctParams {
             keys: self.keys.arg(),
             counts: counts.arg_mut(),

@@ -1,6 +1,6 @@
 //! Sums of rows that are used several times, each time with weights of its own.
 
-use warpsmith_dsl::embedding::order::TILE;
+use warpsmith_dsl::embedding::order::{DIGITS, TILE};
 use warpsmith_dsl::embedding::{GradientParams, WeightedParams};
 use warpsmith_dsl::launch::{Global, Kernel};
 use warpsmith_dsl::rows::AnyRows;
@@ -10,7 +10,7 @@ use super::{EmbeddingElement, GradientPlan, Order};
 use crate::device::Device;
 use crate::error::Result;
 use crate::ops::rows::{RowElement, Sizes, as_rows, is_copied, kind, rows_of};
-use crate::stream::Stream;
+use crate::stream::{Operand, Stream};
 use crate::tensor::Tensor;
 
 /// What rows are multiplied with.
@@ -25,13 +25,14 @@ pub(in crate::ops) struct Weights<'a> {
 }
 
 /// Adds up rows times weights for each different id: `to[n, s] = Σ weights[j, s] · rows[j / uses]` over the uses j that have the id number n. `to` is
-/// `[.., sums · D]` without gaps, with a row for each place in `starts`; of these there are `count`.
+/// `[.., sums · D]` without gaps. It has a row for each id that begins where `distinct` says, of which there are so many; without, ids name the rows that
+/// is added to.
 pub(in crate::ops) fn add_weighted<T: EmbeddingElement, R: RowElement>(
     stream: &Stream,
     rows: &Tensor<T>,
     Weights { weights, uses, sums }: Weights<'_>,
     (order, limit): (&Order, usize),
-    (starts, count): (&Tensor<u32>, &Tensor<u32>),
+    distinct: Option<(&Tensor<u32>, &Tensor<u32>)>,
     to: &Tensor<R>,
 ) -> Result<()> {
     let sizes = Sizes::of("embedding", "rows", rows.shape())?;
@@ -43,15 +44,17 @@ pub(in crate::ops) fn add_weighted<T: EmbeddingElement, R: RowElement>(
     let all = rows_of(to);
     // The sums of an id are aligned as rows of so many columns are.
     let one = AnyRows { stride: sizes.columns as u64, ..all };
-    let plan = GradientPlan::new::<T>(sizes, starts.len() as u64, [from, one]);
+    let places = distinct.map_or(order.keys.len(), |(starts, _)| starts.len() - 1);
+    let plan = GradientPlan::new::<T>(sizes, places as u64, [from, one]);
+    let pointer = |of: Option<&Tensor<u32>>| of.map_or(Global::new(0), Tensor::arg);
     let params = WeightedParams {
         rows: GradientParams {
             dy: Global::new(from.base),
             dy_stride: from.stride,
             keys: order.keys.arg(),
             tokens: order.tokens.arg(),
-            starts: starts.arg(),
-            distinct: count.arg(),
+            starts: pointer(distinct.map(|(starts, _)| starts)),
+            distinct: pointer(distinct.map(|(_, count)| count)),
             to: all,
             count: order.keys.len() as u32,
             columns: sizes.columns as u32,
@@ -64,9 +67,13 @@ pub(in crate::ops) fn add_weighted<T: EmbeddingElement, R: RowElement>(
         sums: sums as u32,
     };
     let most = device.properties().max_grid[2] as usize;
+    let mut operands: Vec<&dyn Operand> = vec![&rows, &order.keys, &order.tokens, weights, to];
+    if let Some((starts, count)) = distinct {
+        operands.extend([starts as &dyn Operand, count]);
+    }
     // SAFETY: the sizes and strides are those of the tensors; the sums share no memory with anything. Tensors are freed in the order of their home streams, which
     // `with_operands` makes wait for this work.
-    stream.with_operands(&[&rows, &order.keys, &order.tokens, weights, starts, count, to], || unsafe {
+    stream.with_operands(&operands, || unsafe {
         for first in (0..sums).step_by(most) {
             let mut params = params;
             params.rows.to.base += first as u64 * params.sum_bytes;
@@ -87,7 +94,7 @@ pub(in crate::ops) fn order_kernels(ids: usize) -> [(&'static str, u32); 5] {
     let tiles = (ids as u32).div_ceil(TILE);
     [
         (embedding_count::DECLARATION.name, tiles),
-        (embedding_sums::DECLARATION.name, 1),
+        (embedding_sums::DECLARATION.name, DIGITS),
         (embedding_order::DECLARATION.name, tiles),
         (embedding_distinct::<false>::DECLARATION.name, tiles),
         (embedding_distinct::<true>::DECLARATION.name, tiles),

@@ -23,6 +23,8 @@ pub use keys::normalized_keys;
 #[doc(hidden)]
 pub use layer::{peer, peer_is_in_parts};
 pub use options::QueryNorm;
-pub use product_key::{ProductKeyOp, product_key_topk};
+pub use product_key::{
+    ProductKeyBackwardOp, ProductKeyGradientOutputs, ProductKeyGradients, ProductKeyOp, product_key_topk,
+};
 pub use retrieval::{RetrievalBlocks, RoutingInput};
 pub use routing::Routing;

@@ -3,6 +3,7 @@
 //! [`product_key_topk`] is the operation. It runs two kernels: the linear one that projects the tokens to queries in f32, and one that
 //! does the rest, from the queries' normalisation to the gates.
 
+mod backward;
 mod parts;
 
 use ndarray::{ArrayView2, Ix2, Ix3};
@@ -22,6 +23,7 @@ use crate::ops::{CHUNK_BYTES, Implementation, SIDE_LIMIT, expect_result, linear,
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 use crate::trace;
+pub use backward::{ProductKeyBackwardOp, ProductKeyGradientOutputs, ProductKeyGradients};
 pub(super) use parts::Parts;
 
 /// The operation's name in errors.
@@ -82,7 +84,7 @@ pub fn product_key_topk<'a, T: RoutingInput>(
 }
 
 /// A retrieval that has yet to run; see [`product_key_topk`](fn@product_key_topk).
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 #[must_use = "an operation does nothing until `run` or `run_into`"]
 pub struct ProductKeyOp<'a, T: Element> {
     x: &'a Tensor<T>,
@@ -138,6 +140,36 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
     /// Runs on `stream` instead of the device's default stream.
     pub fn on(self, stream: &'a Stream) -> Self {
         Self { stream: Some(stream), ..self }
+    }
+
+    /// The gradients for a routing that this retrieval has found, and `dgates` `[.., H, k]`, the gradient of its gates.
+    ///
+    /// ```
+    /// use ndarray::array;
+    /// use warpsmith::ops::peer::{Gate, QueryNorm};
+    /// use warpsmith::{Device, Tensor, ops};
+    ///
+    /// let device = Device::cpu();
+    /// let x = Tensor::from_array(&device, &array![[1.0f32, 2.0]])?;
+    /// let w_q = Tensor::from_array(&device, &array![[1.0f32, 0.0], [0.0, 1.0]])?;
+    /// let keys_1 = Tensor::from_array(&device, &array![[0.0f32], [3.0]])?;
+    /// let keys_2 = Tensor::from_array(&device, &array![[-1.0f32], [1.0]])?;
+    /// let retrieval = ops::product_key_topk(&x, &w_q, &keys_1, &keys_2, 1, 1)
+    ///     .query_norm(QueryNorm::none())
+    ///     .gate(Gate::Identity);
+    /// let routing = retrieval.run()?;
+    /// assert_eq!((routing.ids.to_vec()?, routing.gates.to_vec()?), (vec![3], vec![5.0]));
+    ///
+    /// let dgates = Tensor::from_array(&device, &array![[[10.0f32]]])?;
+    /// let gradients = retrieval.backward(&routing, &dgates).run()?;
+    /// assert_eq!(gradients.dx.to_vec()?, [10.0 * 3.0, 10.0 * 1.0]);
+    /// assert_eq!(gradients.dw_q.to_vec()?, [30.0, 60.0, 10.0, 20.0]);
+    /// assert_eq!(gradients.dkeys_1.to_vec()?, [0.0, 10.0 * 1.0]);
+    /// assert_eq!(gradients.dkeys_2.to_vec()?, [0.0, 10.0 * 2.0]);
+    /// # Ok::<(), warpsmith::Error>(())
+    /// ```
+    pub fn backward(self, routing: &'a Routing, dgates: &'a Tensor<f32>) -> ProductKeyBackwardOp<'a, T> {
+        ProductKeyBackwardOp::new(self, routing, dgates)
     }
 
     /// Finds the experts. On a GPU the work may still be under way when this returns.
@@ -406,26 +438,45 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         q: &Tensor<f32>,
         routing: &mut Routing,
     ) -> Result<()> {
-        let Sizes { tokens, n, half, per_head } = sizes;
+        let Sizes { tokens, half, per_head, .. } = sizes;
         let chunked = |keys: &Tensor<T>| {
             if is_chunked(keys) { Ok(keys.clone()) } else { repack(keys).on(stream).run() }
         };
         let (keys_1, keys_2) = (chunked(self.keys[0])?, chunked(self.keys[1])?);
+        let norm = self.norm_on(stream, half)?;
+        let params = ProductKeyParams {
+            rows: if per_head { tokens } else { tokens * self.heads } as u32,
+            row_step: if per_head { self.heads as u32 } else { 1 },
+            cluster_log2: choice.cluster.trailing_zeros(),
+            ..self.params(sizes, [&keys_1, &keys_2])
+        };
+        let Routing { ids, gates } = routing;
+        let arguments =
+            (q.arg(), keys_1.arg(), keys_2.arg(), norm.params, ids.arg_mut(), gates.arg_mut(), params);
+        let mut operands: Vec<&dyn Operand> = vec![q, &keys_1, &keys_2, ids, gates];
+        operands.extend(norm.operands());
+        // SAFETY: `check` has checked the sizes of every operand, the sub-keys are in chunks, and the results are new, or have been checked too. Tensors are freed in
+        // the order of their home streams, which `with_operands` makes wait for this work, or if the stream is a branch, `Stream::beside`: these are
+        // among the operands there.
+        stream.with_operands(&operands, || unsafe { choice.launch(stream, arguments) })
+    }
+
+    /// How queries are normalised, as kernels are told.
+    fn norm_on(&self, stream: &Stream, half: usize) -> Result<NormOnDevice> {
         let contiguous =
             |tensor: Option<&Tensor<f32>>| tensor.map(|tensor| tensor.contiguous_on(stream)).transpose();
-        let (weight, bias) = (contiguous(self.norm.weight)?, contiguous(self.norm.bias)?);
         let (mean, variance) = match self.norm.kind {
-            Kind::Batch { mean, variance } => {
-                (Some(mean.contiguous_on(stream)?), Some(variance.contiguous_on(stream)?))
-            }
+            Kind::Batch { mean, variance } => (Some(mean), Some(variance)),
             _ => (None, None),
         };
+        let [weight, bias] = [contiguous(self.norm.weight)?, contiguous(self.norm.bias)?];
+        let [mean, variance] = [contiguous(mean)?, contiguous(variance)?];
         let arg = |tensor: &Option<Tensor<f32>>| tensor.as_ref().map_or(Global::new(0), Tensor::arg);
         let stride = |tensors: [&Option<Tensor<f32>>; 2]| {
             let per_head = tensors.into_iter().flatten().any(|tensor| tensor.rank() == 2);
             if per_head { 2 * half as u32 } else { 0 }
         };
-        let norm = QueryNormParams {
+        let params = QueryNormParams {
             weight: arg(&weight),
             bias: arg(&bias),
             mean: arg(&mean),
@@ -444,37 +495,53 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
             weight_stride: stride([&weight, &bias]),
             mean_stride: stride([&mean, &variance]),
         };
+        Ok(NormOnDevice { params, tensors: [weight, bias, mean, variance] })
+    }
+
+    /// What kernels are told of a retrieval whose rows are all queries, one after the other, with these sub-keys.
+    fn params(&self, sizes: Sizes, [keys_1, keys_2]: [&Tensor<T>; 2]) -> ProductKeyParams {
         let row_stride = |keys: &Tensor<T>| keys.strides()[keys.rank() - 2] as u64;
-        let head_stride = |keys: &Tensor<T>| if per_head { keys.strides()[0] as u64 } else { 0 };
-        let params = ProductKeyParams {
-            key_stride_1: row_stride(&keys_1),
-            key_stride_2: row_stride(&keys_2),
-            head_stride_1: head_stride(&keys_1),
-            head_stride_2: head_stride(&keys_2),
-            rows: if per_head { tokens } else { tokens * self.heads } as u32,
-            row_step: if per_head { self.heads as u32 } else { 1 },
+        let head_stride = |keys: &Tensor<T>| if sizes.per_head { keys.strides()[0] as u64 } else { 0 };
+        ProductKeyParams {
+            key_stride_1: row_stride(keys_1),
+            key_stride_2: row_stride(keys_2),
+            head_stride_1: head_stride(keys_1),
+            head_stride_2: head_stride(keys_2),
+            rows: (sizes.tokens * self.heads) as u32,
+            row_step: 1,
             heads: self.heads as u32,
-            n: n as u32,
-            half: half as u32,
+            n: sizes.n as u32,
+            half: sizes.half as u32,
             k: self.k as u32,
             pairs: kernels::pairs(self.k as u32),
             gate: self.gate.on_device(),
             inverse_temperature: 1.0 / self.temperature,
-            cluster_log2: choice.cluster.trailing_zeros(),
-        };
-        let Routing { ids, gates } = routing;
-        let arguments = (q.arg(), keys_1.arg(), keys_2.arg(), norm, ids.arg_mut(), gates.arg_mut(), params);
-        let mut operands: Vec<&dyn Operand> = vec![q, &keys_1, &keys_2, ids, gates];
-        for tensor in [&weight, &bias, &mean, &variance].into_iter().flatten() {
-            operands.push(tensor);
+            cluster_log2: 0,
         }
-        // SAFETY: `check` has checked the sizes of every operand, the sub-keys are in chunks, and the results are new, or have been checked too. Tensors are freed in
-        // the order of their home streams, which `with_operands` makes wait for this work, or if the stream is a branch, `Stream::beside`: these are
-        // among the operands there.
-        stream.with_operands(&operands, || unsafe { choice.launch(stream, arguments) })
     }
 
     fn run_on_cpu(&self, routing: &mut Routing) -> Result<()> {
+        let columns = self.x.shape()[self.x.rank() - 1];
+        let x = self.x.to_vec()?;
+        let leading = &self.x.shape()[..self.x.rank() - 1];
+        let tokens = leading.iter().product();
+        let x = ArrayView2::from_shape((tokens, columns), &x).map_err(|error| self.misshapen(error))?;
+        let (ids, gates) = self.with_cpu_keys(|keys| cpu::product_key_topk::<f32, T>(x, keys))?;
+        routing.ids.write_slice(&ids)?;
+        routing.gates.write_slice(&gates)
+    }
+
+    fn misshapen(&self, error: ndarray::ShapeError) -> Error {
+        Error::Argument {
+            operation: OPERATION,
+            argument: "shape",
+            expected: error.to_string(),
+            actual: format!("{:?}", self.x.shape()),
+        }
+    }
+
+    /// What `f` makes of the retrieval as the CPU has it.
+    fn with_cpu_keys<R>(&self, f: impl FnOnce(&ProductKeys<'_, T>) -> Result<R>) -> Result<R> {
         let values = |tensor: Option<&Tensor<f32>>| tensor.map(Tensor::to_vec).transpose();
         let (weight, shift) = (values(self.norm.weight)?, values(self.norm.bias)?);
         let (mean, variance) = match self.norm.kind {
@@ -483,19 +550,7 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         };
         let epsilon = self.norm.epsilon;
         let bias = self.bias.map(Tensor::to_vec).transpose()?;
-        let columns = self.x.shape()[self.x.rank() - 1];
-        let x = self.x.to_vec()?;
-        let error = |error: ndarray::ShapeError| Error::Argument {
-            operation: OPERATION,
-            argument: "shape",
-            expected: error.to_string(),
-            actual: format!("{:?}", self.x.shape()),
-        };
-        let tokens = self.x.len().checked_div(columns).unwrap_or_else(|| {
-            let leading = &self.x.shape()[..self.x.rank() - 1];
-            leading.iter().product()
-        });
-        let x = ArrayView2::from_shape((tokens, columns), &x).map_err(error)?;
+        let error = |error| self.misshapen(error);
         let w = self.w_q.host_view(OPERATION)?;
         let keys = [self.keys[0].host_view(OPERATION)?, self.keys[1].host_view(OPERATION)?];
         let three = |view: &crate::tensor::host::HostView<'_, T>| {
@@ -508,7 +563,7 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
             .map_err(error)
         };
         let (keys_1, keys_2) = (three(&keys[0])?, three(&keys[1])?);
-        let retrieval = ProductKeys {
+        f(&ProductKeys {
             w: w.array().into_dimensionality::<Ix2>().map_err(error)?,
             bias: bias.as_deref(),
             keys_1: keys_1.view(),
@@ -526,10 +581,19 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
             shift: shift.as_deref(),
             gate: self.gate,
             temperature: self.temperature,
-        };
-        let (ids, gates) = cpu::product_key_topk::<f32, T>(x, &retrieval)?;
-        routing.ids.write_slice(&ids)?;
-        routing.gates.write_slice(&gates)
+        })
+    }
+}
+
+/// How queries are normalised: the tensors without gaps, and what kernels are told of them.
+struct NormOnDevice {
+    params: QueryNormParams,
+    tensors: [Option<Tensor<f32>>; 4],
+}
+
+impl NormOnDevice {
+    fn operands(&self) -> impl Iterator<Item = &dyn Operand> {
+        self.tensors.iter().flatten().map(|tensor| tensor as &dyn Operand)
     }
 }
 

@@ -3,7 +3,10 @@
 use half::{bf16, f16};
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel};
-use warpsmith_dsl::product_key::{ProductKeyParams, ProductKeyShape, QueryNormParams};
+use warpsmith_dsl::product_key::{
+    ProductKeyGradientParams, ProductKeyParams, ProductKeyShape, QueryNormParams,
+};
+use warpsmith_kernels::product_key_gradient::product_key_gradient;
 use warpsmith_kernels::product_key_topk::{Few, Many, product_key_topk};
 use warpsmith_kernels::product_key_topk_cluster::{
     InRounds, OfFewRows, OfManyRows, product_key_topk_cluster,
@@ -12,20 +15,30 @@ use warpsmith_kernels::product_key_topk_cluster::{
 use crate::error::Result;
 use crate::kernel::is_built;
 use crate::ops::linear::LinearInput;
+use crate::ops::rows::RowElement;
 use crate::stream::Stream;
 
 /// The arguments of a kernel for sub-keys of type `D`.
 pub(super) type Args<D> =
     (Global<f32>, Global<D>, Global<D>, QueryNormParams, GlobalMut<u32>, GlobalMut<f32>, ProductKeyParams);
 
+/// The arguments of a kernel for gradients.
+type GradientArgs<D> =
+    (Global<f32>, Global<D>, Global<D>, QueryNormParams, ProductKeyGradientParams, ProductKeyParams);
+
 /// An element type of tokens, projection and sub-keys: [`f16`](half::f16), [`bf16`](half::bf16) or `f32`.
-pub trait RoutingInput: LinearInput {
+pub trait RoutingInput: LinearInput + RowElement {
     /// The kernels for it.
     #[doc(hidden)]
     const KERNELS: Kernels<Self::Device>;
+
+    /// The kernel for gradients.
+    #[doc(hidden)]
+    type Gradient: Kernel<Args = GradientArgs<Self::Device>>;
 }
 
 impl RoutingInput for f16 {
+    type Gradient = product_key_gradient<F16>;
     const KERNELS: Kernels<F16> = Kernels {
         few: Retrieval::of::<product_key_topk<Few<F16>>, Few<F16>>(),
         many: Retrieval::of::<product_key_topk<Many<F16>>, Many<F16>>(),
@@ -39,6 +52,7 @@ impl RoutingInput for f16 {
     };
 }
 impl RoutingInput for bf16 {
+    type Gradient = product_key_gradient<Bf16>;
     const KERNELS: Kernels<Bf16> = Kernels {
         few: Retrieval::of::<product_key_topk<Few<Bf16>>, Few<Bf16>>(),
         many: Retrieval::of::<product_key_topk<Many<Bf16>>, Many<Bf16>>(),
@@ -52,6 +66,7 @@ impl RoutingInput for bf16 {
     };
 }
 impl RoutingInput for f32 {
+    type Gradient = product_key_gradient<f32>;
     const KERNELS: Kernels<f32> = Kernels {
         few: Retrieval::of::<product_key_topk<Few<f32>>, Few<f32>>(),
         many: Retrieval::of::<product_key_topk<Many<f32>>, Many<f32>>(),

@@ -13,33 +13,33 @@ const FULL_WORK: usize = 1 << 30;
 const SAMPLED_LINES: usize = 16;
 
 /// A gradient that is a product.
-pub(super) struct Gradient<'a> {
+pub(in crate::validate) struct Gradient<'a> {
     /// `[rows, sums]`, as far off as each says.
-    pub(super) left: ArrayView2<'a, Near>,
+    pub(in crate::validate) left: ArrayView2<'a, Near>,
     /// `[columns, sums]`.
-    pub(super) right: ArrayView2<'a, f64>,
+    pub(in crate::validate) right: ArrayView2<'a, f64>,
     /// How far off these are, if they are.
-    pub(super) right_errors: Option<ArrayView2<'a, f64>>,
+    pub(in crate::validate) right_errors: Option<ArrayView2<'a, f64>>,
     /// What the sums are multiplied with.
-    pub(super) alpha: f32,
+    pub(in crate::validate) alpha: f32,
     /// What those of each row are multiplied with beside it; 1 if there is nothing.
-    pub(super) factors: Option<&'a [f64]>,
+    pub(in crate::validate) factors: Option<&'a [f64]>,
     /// The smallest normal numbers of both sides' types, where tensor cores take smaller ones, but for zero, for as large; else 0.
-    pub(super) least: [f64; 2],
+    pub(in crate::validate) least: [f64; 2],
     /// What they are added to.
-    pub(super) before: Option<&'a Array2<f64>>,
+    pub(in crate::validate) before: Option<&'a Array2<f64>>,
     /// What that is rounded to before it is added, with the first terms, which are as far off as it makes them.
-    pub(super) between: Option<DType>,
+    pub(in crate::validate) between: Option<DType>,
     /// The operands' type.
-    pub(super) input: DType,
-    pub(super) model: ErrorModel,
+    pub(in crate::validate) input: DType,
+    pub(in crate::validate) model: ErrorModel,
     /// Rounds to the gradient's type.
-    pub(super) round: fn(f64) -> f64,
+    pub(in crate::validate) round: fn(f64) -> f64,
 }
 
 impl Gradient<'_> {
     /// Compares results with it; their rows are told from `first` on.
-    pub(super) fn judge(&self, tally: &mut Tally, got: ArrayView2<'_, f64>, first: usize) {
+    pub(in crate::validate) fn judge(&self, tally: &mut Tally, got: ArrayView2<'_, f64>, first: usize) {
         let [rows, columns] = [self.left.nrows(), self.right.nrows()];
         let all = |count: usize| (0..count).collect::<Vec<_>>();
         let work = rows.saturating_mul(columns).saturating_mul(self.left.ncols());

@@ -277,13 +277,6 @@ fn check<T: ExpertInput + FloatElement>(device: &Device, case: &ExpertCase) -> R
     Ok(tally.finish())
 }
 
-/// The product of two numbers, rounded.
-fn product(a: Near, b: Near) -> Near {
-    let exact = a.exact * b.exact;
-    let error = a.error * b.exact.abs() + (a.exact.abs() + a.error) * b.error;
-    Near { exact, error: error + (exact.abs() + error) * U + TINY }
-}
-
 /// What is expected of a token.
 struct Token {
     dx: Vec<Near>,
@@ -338,12 +331,12 @@ impl Token {
                     exact: case.activation.derivative(z.exact),
                     error: change + case.activation.derivative_ulps() * U + TINY,
                 };
-                let h = product(activated, other);
-                of_gate.push(product(h, t));
-                let of_t = product(gate, t);
-                let of_u = product(product(of_t, other), slope);
-                let of_w = product(of_t, activated);
-                of.factors.push([of_u, of_w, product(gate, h)]);
+                let h = activated.by(other);
+                of_gate.push(h.by(t));
+                let of_t = gate.by(t);
+                let of_u = of_t.by(other).by(slope);
+                let of_w = of_t.by(activated);
+                of.factors.push([of_u, of_w, gate.by(h)]);
                 for (factor, numbers) in [(of_u, u), (of_w, w)] {
                     for ((dx, magnitude), (number, size)) in
                         of.dx.iter_mut().zip(&mut magnitudes).zip(numbers)

@@ -44,6 +44,11 @@ fn works() -> Vec<Work> {
         Work::linear_scaled(ScaledCase::new(17, 48, 32)),
         Work::topk(TopkCase { dtype: DType::F16, rows: 3, columns: 100, k: 5, data: Data::Uniform, seed: 1 }),
         Work::product_key_topk(RoutingCase::new(DType::F32, [3, 16], [9, 8], 4)),
+        Work::product_key_gradients(RoutingCase {
+            affine: true,
+            bias: true,
+            ..RoutingCase::new(DType::Bf16, [3, 16], [9, 8], 4)
+        }),
         Work::experts(experts.clone()),
         Work::experts(ExpertCase { blocks: Some(ExpertBlocks::Sorted), ..experts.clone() }),
         Work::expert_gradients(ExpertCase { gated: true, ..experts }),

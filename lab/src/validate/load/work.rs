@@ -522,6 +522,16 @@ impl Work {
         Self::new(name, move |device, slots| routing::prepare(device, &case, slots))
     }
 
+    /// The gradients of a product-key retrieval.
+    #[must_use]
+    pub fn product_key_gradients(case: RoutingCase) -> Self {
+        let name = format!("product_key_topk_backward {} {} {}", case.dtype, case.shape(), case.options());
+        let (projected, groups) = (case.heads * 2 * case.half, if case.per_head { case.heads } else { 1 });
+        let sums = projected.saturating_mul(case.columns) + groups * case.n * 2 * case.half;
+        let bytes = case.tokens.saturating_mul(case.columns).saturating_mul(case.dtype.size()) + 4 * sums;
+        Self::new(name, move |device, slots| routing::prepare_gradient(device, &case, slots)).for_bytes(bytes)
+    }
+
     /// Expert MLP.
     #[must_use]
     pub fn experts(case: ExpertCase) -> Self {

@@ -9,7 +9,7 @@ use warpsmith::layers::CacheFormat;
 use warpsmith::ops::attention::Way as AttentionWay;
 use warpsmith::ops::cross_entropy::Reduction;
 use warpsmith::ops::gemm::{Access, Fused, Tile};
-use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat};
+use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat, Gate};
 use warpsmith::ops::update::Way;
 use warpsmith::ops::{Activation, Pairing, Precision};
 use warpsmith::{DType, Device, DeviceKind};
@@ -17,8 +17,9 @@ use warpsmith_lab::cases::PeerSizes;
 use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
     KeyScales, KvCacheCase, LinearBackwardCase, LinearCase, MaskRows, MatmulBackwardCase, MatmulCase,
-    NormCase, Placement, Residence, RotaryCase, RoutingCase, RoutingKind, ScaleKind, ScaledBackwardCase,
-    ScaledCase, Scales, SlopesFrom, SoftmaxCase, Terms, TopkCase, UpdateBackwardCase, UpdateCase,
+    NormCase, NormKind, Placement, Residence, RotaryCase, RoutingCase, RoutingKind, ScaleKind,
+    ScaledBackwardCase, ScaledCase, Scales, SlopesFrom, SoftmaxCase, Terms, TopkCase, UpdateBackwardCase,
+    UpdateCase,
 };
 use warpsmith_lab::validate::load::Work;
 
@@ -160,6 +161,10 @@ pub(in super::super) fn works(
     if asked(Operation::ProductKeyTopk) {
         let cases = retrievals(target).into_iter();
         works.extend(cases.map(|case| Work::product_key_topk(RoutingCase { seed: next(), ..case })));
+    }
+    if asked(Operation::ProductKeyTopkBackward) && has_kernels {
+        let cases = retrieval_gradients(target).into_iter();
+        works.extend(cases.map(|case| Work::product_key_gradients(RoutingCase { seed: next(), ..case })));
     }
     if asked(Operation::ExpertMlp) {
         let cases = experts(target, has_kernels).into_iter();
@@ -724,6 +729,24 @@ fn attention_gradients(target: Target) -> Vec<AttentionCase> {
         }
     }
     cases
+}
+
+/// Gradients of retrievals, of every type.
+fn retrieval_gradients(target: Target) -> Vec<RoutingCase> {
+    let (tokens, keys, k) = if target.on_gpu { ([300, 512], [256, 128], 16) } else { ([5, 40], [33, 20], 6) };
+    let cases = ELEMENTS.into_iter().flat_map(|dtype| {
+        let case = RoutingCase::new(dtype, tokens, keys, k);
+        let own = RoutingCase {
+            per_head: true,
+            bias: true,
+            affine: true,
+            norm: NormKind::Rms,
+            gate: Gate::Sigmoid,
+            ..case.clone()
+        };
+        [case, own]
+    });
+    if target.compute_capability < (8, 0) { Vec::new() } else { cases.collect() }
 }
 
 /// Experts of every format and type, by every kind of blocks.

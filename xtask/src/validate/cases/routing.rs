@@ -125,6 +125,13 @@ pub(in super::super) fn retrievals(level: Level, target: Target, seed: u64) -> V
     cases
 }
 
+/// The cases of gradients: sizes and options of retrievals, whatever blocks find the experts.
+pub(in super::super) fn retrieval_gradients(level: Level, target: Target, seed: u64) -> Vec<RoutingCase> {
+    let mut cases = retrievals(level, target, seed);
+    cases.retain(|case| case.blocks.is_none());
+    cases
+}
+
 /// Every norm, every gate, sub-keys of every kind.
 fn options(case: &impl Fn(Size) -> RoutingCase) -> Vec<RoutingCase> {
     let sized = case(([6, 40], [70, 24], 12));

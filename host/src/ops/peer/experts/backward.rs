@@ -399,7 +399,7 @@ impl<'a, T: ExpertInput> ExpertMlpBackwardOp<'a, T> {
             let weights = Weights { weights, uses: checked.experts, sums: layout.hidden() };
             let [room, hidden, columns] = [to.shape()[0], to.shape()[1], to.shape()[2]];
             let to = to.reshape([room, hidden * columns])?;
-            add_weighted(stream, rows, weights, (&order, vocabulary), (&starts, &*count), &to)
+            add_weighted(stream, rows, weights, (&order, vocabulary), Some((&starts, &*count)), &to)
         };
         sums(&checked.x, &of_u, u)?;
         if let (Some(w), Some(of_w)) = (w, &of_w) {

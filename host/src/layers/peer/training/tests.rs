@@ -1,0 +1,144 @@
+use super::super::{Norm, Peer, PeerConfig, PeerRouter};
+use crate::layers::Parameters;
+use crate::layers::differences::{along, bits, direction, moved, numbers, tensor};
+use crate::ops::Activation;
+use crate::ops::peer::Gate;
+use crate::peer::{CacheOptions, ExpertMemory};
+use crate::{Device, Error, Result, Tensor};
+
+const HEADS: usize = 3;
+const COLUMNS: usize = 8;
+const QUERY: usize = 6;
+
+/// One expert: whatever moves, it is chosen.
+fn config() -> PeerConfig {
+    PeerConfig::default()
+        .input(COLUMNS)
+        .output(COLUMNS)
+        .sub_keys(1)
+        .heads(HEADS)
+        .experts_per_head(1)
+        .query(QUERY)
+        .gate(Gate::Sigmoid)
+        .activation(Activation::Silu)
+}
+
+/// The shapes of the router's weights in the order of their names, and of u and v of the expert.
+const SHAPES: [&[usize]; 8] = [
+    &[HEADS * QUERY, COLUMNS],
+    &[HEADS * QUERY],
+    &[HEADS, 1, QUERY / 2],
+    &[HEADS, 1, QUERY / 2],
+    &[QUERY],
+    &[QUERY],
+    &[1, COLUMNS],
+    &[1, COLUMNS],
+];
+
+fn weights() -> Vec<Vec<f32>> {
+    SHAPES.iter().enumerate().map(|(seed, shape)| numbers(shape.iter().product(), seed)).collect()
+}
+
+fn layer(device: &Device, weights: &[Vec<f32>]) -> Peer<f32> {
+    let new = |which: usize| Tensor::from_slice(device, &weights[which], SHAPES[which]).expect("it fits");
+    let router = PeerRouter {
+        query_bias: Some(new(1)),
+        query_norm_weight: Some(new(4)),
+        query_norm_bias: Some(new(5)),
+        ..PeerRouter::new(new(0), [new(2), new(3)])
+    };
+    let experts = |_| Ok([weights[6].clone(), Vec::new(), weights[7].clone()]);
+    Peer::new(device, &config(), router, experts).expect("a small layer")
+}
+
+fn product(y: &Tensor<f32>, dy: &Tensor<f32>) -> f64 {
+    bits(y).into_iter().zip(bits(dy)).map(|(y, dy)| f64::from(y) * f64::from(dy)).sum()
+}
+
+#[test]
+fn gradients_are_those_of_differences() -> Result<()> {
+    for device in [Device::cpu(), Device::emulator()] {
+        let weights = weights();
+        let of = |weights: &[Vec<f32>]| layer(&device, weights);
+        let layer = of(&weights);
+        let (x, dy) = (tensor(&device, &[2, 4, COLUMNS], 20), tensor(&device, &[2, 4, COLUMNS], 21));
+        let (y, saved) = layer.forward_train(&x)?;
+        assert_eq!(bits(&y), bits(&layer.forward(&x)?));
+        assert_eq!(saved.bytes(), 4 * 8 * (COLUMNS + 2 * HEADS));
+        let gradients = layer.backward(&saved, &dy)?;
+        let size: f64 =
+            bits(&y).into_iter().zip(bits(&dy)).map(|(y, dy)| 2.0 * f64::from((y * dy).abs())).sum();
+
+        let dx = bits(&gradients.dx);
+        along(&direction(&dx), &dx, size, |step| {
+            let mut numbers = bits(&x);
+            moved(&mut numbers, &direction(&dx), step);
+            let x = Tensor::from_slice(&device, &numbers, x.shape()).expect("it fits");
+            product(&layer.forward(&x).expect("it fits"), &dy)
+        });
+        let mut all: Vec<Vec<f32>> =
+            layer.gradients(&gradients).into_iter().map(|of| of.to_f32()).collect::<Result<_>>()?;
+        let (ids, [du, _, dv]) = gradients.experts.read()?;
+        assert_eq!(ids, [0]);
+        all.extend([du, dv]);
+        assert_eq!(all.len(), weights.len());
+        for (which, gradient) in all.iter().enumerate() {
+            along(&direction(gradient), gradient, size, |step| {
+                let mut weights = weights.clone();
+                moved(&mut weights[which], &direction(gradient), step);
+                product(&of(&weights).forward(&x).expect("it fits"), &dy)
+            });
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_of_a_second_pass_are_added_to_those_of_the_router() -> Result<()> {
+    for device in [Device::cpu(), Device::emulator()] {
+        let layer = layer(&device, &weights());
+        let (x, dy) = (tensor(&device, &[5, COLUMNS], 20), tensor(&device, &[5, COLUMNS], 21));
+        let (_, saved) = layer.forward_train(&x)?;
+        let once = layer.backward(&saved, &dy)?;
+        let mut twice = layer.backward(&saved, &dy)?;
+        layer.accumulate(&saved, &dy, &mut twice)?;
+        assert_eq!(bits(&twice.dx), bits(&once.dx));
+        assert_eq!(twice.experts.read()?, once.experts.read()?);
+        for (twice, once) in layer.gradients(&twice).into_iter().zip(layer.gradients(&once)) {
+            let (twice, once) = (twice.to_f32()?, once.to_f32()?);
+            let largest = once.iter().fold(0.0f32, |largest, number| largest.max(number.abs()));
+            assert!(largest > 0.0);
+            for (twice, once) in twice.into_iter().zip(once) {
+                // Terms are added one by one onto what is there.
+                assert!((twice - 2.0 * once).abs() <= 64.0 * f32::EPSILON * largest, "{twice} {once}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn layers_that_cannot_be_trained_say_why() -> Result<()> {
+    let device = Device::cpu();
+    let x = tensor(&device, &[2, COLUMNS], 1);
+    let make = |config: &PeerConfig| {
+        let new = |which: usize| tensor(&device, SHAPES[which], which);
+        let router = PeerRouter::new(new(0), [new(2), new(3)]);
+        Peer::new(&device, config, router, |_| Ok([numbers(COLUMNS, 1), Vec::new(), numbers(COLUMNS, 2)]))
+    };
+    let message = |config: &PeerConfig| -> Result<String> {
+        match make(config)?.forward_train(&x) {
+            Err(error @ Error::Argument { argument: "layer", .. }) => Ok(error.to_string()),
+            other => panic!("{:?}", other.map(|_| ())),
+        }
+    };
+    let cached = config().memory(ExpertMemory::Cached).cache(CacheOptions::default().slots(1));
+    assert!(message(&cached)?.contains("behind a cache"));
+    assert!(message(&config().key_norm(Norm::L2 { epsilon: 1e-6 }))?.contains("were normalised"));
+    let other = Device::emulator();
+    let layer = make(&config())?;
+    let (y, saved) = layer.forward_train(&x)?;
+    let refused = layer.backward_on(&saved, &y, &other.default_stream());
+    assert!(matches!(refused, Err(Error::DeviceMismatch { operand: "stream", .. })));
+    Ok(())
+}
