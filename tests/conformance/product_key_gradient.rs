@@ -19,6 +19,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     gradients_are_the_same_bits_every_time,
     terms_of_many_parts_are_all_added_up,
     gradients_are_added_to_what_is_there,
+    gradients_of_many_parts_are_added_to_what_is_there,
     some_gradients_are_those_of_all,
     ids_of_no_expert_make_a_query_no_number,
     gradients_for_no_tokens_are_zeros,
@@ -61,7 +62,9 @@ fn gradients_of_integers_drawn_are_exact(device: &Device) -> Result<(), Failed> 
     let cases = retrieval(Data::Integers).prop_map(|case| RoutingCase { k: case.k.min(16), ..case });
     drawn::runner(device, [60, 200])?.run(&cases, |case| {
         let exact = check(device, &case)?;
-        prop_assert!(exact || !case.is_exact(), "not exact");
+        // Where no sum can be too large.
+        let is_small = case.k <= 8 && !case.skewed && case.tokens * case.k + case.heads * case.half < 1000;
+        prop_assert!(exact || !case.is_exact() || !is_small, "not exact");
         Ok(())
     })?;
     for dtype in [warpsmith::DType::F16, warpsmith::DType::Bf16, warpsmith::DType::F32] {
@@ -188,6 +191,32 @@ fn gradients_are_added_to_what_is_there(device: &Device) -> Result<(), Failed> {
     Ok(())
 }
 
+/// The sums of several parts are added to what is there, too.
+fn gradients_of_many_parts_are_added_to_what_is_there(device: &Device) -> Result<(), Failed> {
+    let new = |seed, shape: &[usize]| drawn_numbers(device, seed, shape);
+    let (x, w) = (new(1, &[150, 4])?, new(2, &[12, 4])?);
+    let (keys_1, keys_2) = (new(3, &[9, 3])?, new(4, &[9, 3])?);
+    let retrieval = ops::product_key_topk(&x, &w, &keys_1, &keys_2, 2, 8);
+    let (routing, dgates) = (retrieval.run()?, new(5, &[150, 2, 8])?);
+    let backward = retrieval.backward(&routing, &dgates);
+    if device.kind() != DeviceKind::Cpu {
+        // 2400 experts of all tokens are three parts.
+        assert!(backward.implementation()?.to_string().contains("column_sums"));
+    }
+    let once = backward.run()?;
+    let before = 1000.0f32;
+    let mut sums = Tensor::from_slice(device, &[before; 27], [9, 3])?;
+    let outputs = ProductKeyGradientOutputs { dkeys_1: Some(&mut sums), adds: true, ..Default::default() };
+    backward.run_into(outputs)?;
+    let once = once.dkeys_1.to_vec()?;
+    assert!(once.iter().any(|sum| sum.abs() > 0.01));
+    for (sum, once) in sums.to_vec()?.into_iter().zip(once) {
+        // A rounding for each part, of numbers of that size.
+        assert!((sum - before - once).abs() <= 4.0 * f32::EPSILON * before, "{sum} {once}");
+    }
+    Ok(())
+}
+
 fn some_gradients_are_those_of_all(device: &Device) -> Result<(), Failed> {
     let operands = Operands::new(device)?;
     let all = operands.gradients()?;
@@ -224,6 +253,10 @@ fn ids_of_no_expert_make_a_query_no_number(device: &Device) -> Result<(), Failed
     let (of_bad, of_good) = (bad.dx.to_vec()?, good.dx.to_vec()?);
     assert_eq!(of_bad[..4 * 8], of_good[..4 * 8]);
     assert!(of_bad[4 * 8..].iter().all(|number| number.is_nan()));
+    // Those of the other head's projection have no such term.
+    let (of_bad, of_good) = (bad.dw_q.to_vec()?, good.dw_q.to_vec()?);
+    assert!(of_bad[..6 * 8].iter().all(|number| number.is_nan()));
+    assert_eq!(of_bad[6 * 8..], of_good[6 * 8..]);
     assert!(bad.dkeys_1.to_vec()?.iter().chain(&bad.dkeys_2.to_vec()?).all(|number| number.is_finite()));
     Ok(())
 }

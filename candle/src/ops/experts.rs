@@ -10,7 +10,7 @@ use warpsmith::ops::peer::{
 };
 
 use super::{tracked, with_columns};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::graph::attach;
 use crate::memory::{Call, Shared, with_element};
 use crate::place::expect_same;
@@ -30,8 +30,8 @@ impl Experts {
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they
-    /// are on different devices; [`Error::Warpsmith`] if the
+    /// [`Error::Type`](crate::Error::Type) unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`](crate::Error::DeviceMismatch) if they
+    /// are on different devices; [`Error::Warpsmith`](crate::Error::Warpsmith) if the
     /// shapes do not fit together or the format has no such sizes.
     pub fn new(format: ExpertFormat, u: &Tensor, w: Option<&Tensor>, v: &Tensor) -> Result<Self> {
         let mut operands = vec![("u", u), ("v", v)];
@@ -90,9 +90,9 @@ impl ExpertMlpOp<'_> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Type`] if x is not f32, f16 or bf16, ids not u32 or gates not f32.
-    /// - [`Error::DeviceMismatch`] if an operand or the table is on another device.
-    /// - [`Error::Warpsmith`] if a shape does not fit, or, on the CPU, an id is of no expert.
+    /// - [`Error::Type`](crate::Error::Type) if x is not f32, f16 or bf16, ids not u32 or gates not f32.
+    /// - [`Error::DeviceMismatch`](crate::Error::DeviceMismatch) if an operand or the table is on another device.
+    /// - [`Error::Warpsmith`](crate::Error::Warpsmith) if a shape does not fit, or, on the CPU, an id is of no expert.
     pub fn run(&self) -> Result<Tensor> {
         let operation = "expert_mlp";
         expect_same(operation, ("experts", &self.experts.device), ("x", self.x.device()))?;
@@ -219,8 +219,8 @@ impl ProductKeyOp<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they
-    /// are on different devices; [`Error::Warpsmith`] if a
+    /// [`Error::Type`](crate::Error::Type) unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`](crate::Error::DeviceMismatch) if they
+    /// are on different devices; [`Error::Warpsmith`](crate::Error::Warpsmith) if a
     /// shape does not fit, or `k` or the temperature is out of its range.
     pub fn run(&self) -> Result<(Tensor, Tensor)> {
         let [x, w_q, keys_1, keys_2] = self.operands;

@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 use proptest::prelude::*;
 use warpsmith_candle::warpsmith::ops::peer::{ExpertFormat, Gate, QueryNorm};
-use warpsmith_candle::{Activation, Error, Experts, expert_mlp, product_key_topk};
+use warpsmith_candle::{Activation, Experts, expert_mlp, product_key_topk};
 
 use crate::activated as activated_of;
 use crate::inputs::{Numbers, View, backward, devices, is_for, judge_gradients, sizes, types, views};

@@ -50,7 +50,7 @@ pub use linear_gradient::{Slopes, linear_gradient};
 pub use norm::{Norm, Statistics, norm, norm_gradient};
 pub use number::{Accumulator, FromAccumulator, Operand};
 pub use product_key::{Normalization, ProductKeys, product_key_topk};
-pub use product_key_gradient::{ProductKeyGradients, product_key_topk_backward, score_gradients};
+pub use product_key_gradient::{ProductKeyGradients, product_key_topk_backward};
 pub use rotary::{Pairing, rotate};
 pub use scaled::linear_scaled;
 pub use softmax::{softmax, softmax_gradient};

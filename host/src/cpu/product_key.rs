@@ -81,15 +81,22 @@ impl<T: Operand> ProductKeys<'_, T> {
     }
 
     fn check(&self, x: ArrayView2<'_, T>) -> Result<()> {
+        let projected = self.heads.saturating_mul(self.width());
+        expect("w", &[projected, x.ncols()], self.w.shape())?;
+        self.check_keys()
+    }
+
+    /// That sub-keys, what belongs to features, heads and k fit together.
+    pub(super) fn check_keys(&self) -> Result<()> {
         let (heads, d, n) = (self.heads, self.width(), self.keys_1.dim().1);
-        let expect = |operand, expected: &[usize], actual: &[usize]| {
-            if expected == actual {
-                return Ok(());
-            }
-            let expected = format!("{expected:?}, as the other operands give");
-            Err(Error::Shape { operation: OPERATION, operand, expected, actual: actual.to_vec() })
-        };
-        expect("w", &[heads.saturating_mul(d), x.ncols()], self.w.shape())?;
+        if heads == 0 {
+            return Err(Error::Argument {
+                operation: OPERATION,
+                argument: "heads",
+                expected: "at least 1".into(),
+                actual: "0".into(),
+            });
+        }
         expect("keys_2", self.keys_1.shape(), self.keys_2.shape())?;
         let groups = if self.keys_1.dim().0 == 1 { 1 } else { heads };
         expect("keys_1", &[groups, n, d / 2], self.keys_1.shape())?;
@@ -115,6 +122,14 @@ impl<T: Operand> ProductKeys<'_, T> {
         }
         Ok(())
     }
+}
+
+fn expect(operand: &'static str, expected: &[usize], actual: &[usize]) -> Result<()> {
+    if expected == actual {
+        return Ok(());
+    }
+    let expected = format!("{expected:?}, as the other operands give");
+    Err(Error::Shape { operation: OPERATION, operand, expected, actual: actual.to_vec() })
 }
 
 /// Number `feature` of those of a head, of some numbers for `width` features of each head or of all.

@@ -34,8 +34,8 @@ struct Row<A> {
     dscores: Vec<A>,
 }
 
-/// The gradients of the scores that `gates` are of, from those of the gates.
-pub fn score_gradients<A: Accumulator>(gate: Gate, temperature: f32, gates: &[A], dgates: &[A]) -> Vec<A> {
+/// The gradients of the scores that `gates` are of, from those of the gates, as many.
+fn score_gradients<A: Accumulator>(gate: Gate, temperature: f32, gates: &[A], dgates: &[A]) -> Vec<A> {
     let both = || gates.iter().zip(dgates);
     let sum = both().fold(A::zero(), |sum, (&gate, &dgate)| sum + gate * dgate);
     let of_score = |(&value, &dgate): (&A, &A)| match gate {
@@ -62,9 +62,15 @@ where
     A: Accumulator,
     T: Operand,
 {
+    keys.check_keys()?;
     let (groups, n, half) = keys.keys_1.dim();
     let (width, heads, k) = (2 * half, keys.heads, keys.k);
-    let rows = q.len().checked_div(width).unwrap_or(0);
+    let of_token = heads.saturating_mul(width);
+    if of_token == 0 || !q.len().is_multiple_of(of_token) {
+        let expected = format!("whole tokens of {heads} queries of {width}");
+        return Err(Error::Shape { operation: OPERATION, operand: "q", expected, actual: vec![q.len()] });
+    }
+    let rows = q.len() / width;
     for (operand, actual) in [("ids", ids.len()), ("gates", gates.len()), ("dgates", dgates.len())] {
         if actual != rows * k {
             let expected = format!("[{}], {k} for each query", rows * k);
@@ -340,5 +346,19 @@ mod tests {
         assert!(matches!(run(&[4], &[1.0]), Err(Error::Argument { argument: "an id", .. })));
         assert!(matches!(run(&[], &[1.0]), Err(Error::Shape { operand: "ids", .. })));
         assert!(matches!(run(&[0], &[]), Err(Error::Shape { operand: "gates", .. })));
+        let run = |q: &[f32], keys: &ProductKeys<'_, f32>| {
+            product_key_topk_backward::<f32, f32>(q, keys, &[0], [&[1.0], &[1.0]]).map(|_| ())
+        };
+        assert!(run(&[1.0, 2.0], &keys).is_ok());
+        assert!(matches!(run(&[1.0, 2.0, 3.0], &keys), Err(Error::Shape { operand: "q", .. })));
+        let other = Array3::<f32>::zeros((1, 1, 1));
+        for wrong in [
+            ProductKeys { heads: 0, ..keys.clone() },
+            ProductKeys { keys_2: other.view(), ..keys.clone() },
+            ProductKeys { weight: Some(&[1.0; 3]), ..keys.clone() },
+            ProductKeys { k: 3, ..keys.clone() },
+        ] {
+            assert!(run(&[1.0, 2.0], &wrong).is_err());
+        }
     }
 }

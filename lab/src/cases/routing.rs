@@ -18,19 +18,22 @@ pub enum NormKind {
     Rms,
     /// By the length.
     L2,
+    /// By the length, where some queries are shorter than what is divided by at least.
+    ShortL2,
     /// By given means and variances.
     Batch,
 }
 
 impl NormKind {
     /// Every kind.
-    pub const ALL: [Self; 5] = [Self::None, Self::Layer, Self::Rms, Self::L2, Self::Batch];
+    pub const ALL: [Self; 6] = [Self::None, Self::Layer, Self::Rms, Self::L2, Self::ShortL2, Self::Batch];
 
     /// The epsilon that cases have.
     pub(crate) fn epsilon(self) -> f32 {
         match self {
             Self::None => 0.0,
             Self::L2 => 1e-12,
+            Self::ShortL2 => 2.0,
             _ => 1e-5,
         }
     }
@@ -41,6 +44,7 @@ impl NormKind {
             Self::Layer => "layer",
             Self::Rms => "rms",
             Self::L2 => "l2",
+            Self::ShortL2 => "l2 from 2 up",
             Self::Batch => "batch",
         }
     }

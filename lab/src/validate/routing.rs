@@ -177,7 +177,7 @@ where
             NormKind::None => Normalization::None,
             NormKind::Layer => Normalization::Layer { epsilon },
             NormKind::Rms => Normalization::Rms { epsilon },
-            NormKind::L2 => Normalization::L2 { epsilon },
+            NormKind::L2 | NormKind::ShortL2 => Normalization::L2 { epsilon },
             NormKind::Batch => Normalization::Batch {
                 mean: operands.features(2).unwrap_or_default(),
                 variance: operands.features(3).unwrap_or_default(),
@@ -241,7 +241,7 @@ impl<T: RoutingInput + FloatElement> Uploaded<T> {
         let mut norm = match (case.norm, mean, variance) {
             (NormKind::Layer, ..) => QueryNorm::layer(epsilon),
             (NormKind::Rms, ..) => QueryNorm::rms(epsilon),
-            (NormKind::L2, ..) => QueryNorm::l2(epsilon),
+            (NormKind::L2 | NormKind::ShortL2, ..) => QueryNorm::l2(epsilon),
             (NormKind::Batch, Some(mean), Some(variance)) => QueryNorm::batch(mean, variance, epsilon),
             _ => QueryNorm::none(),
         };

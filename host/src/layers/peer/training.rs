@@ -1,6 +1,6 @@
 //! Forward passes of PEER layers that keep what the backward pass needs, and the backward passes.
 
-use super::{OPERATION, Peer, PeerInput};
+use super::{Peer, PeerInput};
 use crate::error::{Error, Result};
 use crate::layers::Parameters;
 use crate::layers::parameters::joined;
@@ -11,6 +11,10 @@ use crate::ops::peer::{
 use crate::ops::rows::AnyTensor;
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
+
+/// What the passes are called in errors.
+const FORWARD: &str = "Peer::forward_train";
+const BACKWARD: &str = "Peer::backward";
 
 /// What [`Peer::forward_train`] keeps for [`Peer::backward`].
 ///
@@ -101,9 +105,19 @@ impl<T: PeerInput> Peer<T> {
     ///
     /// As [`forward`](Self::forward); [`Error::Argument`] if experts are behind a cache, or sub-keys have been normalised when the layer was made.
     pub fn forward_train(&self, x: &Tensor<T>) -> Result<(Tensor<T>, PeerSaved<T>)> {
-        let (table, activation) = self.trained()?;
-        let routing = self.retrieval(x)?.run()?;
-        let y = expert_mlp(x, &routing, table).activation(activation).run()?;
+        self.forward_train_on(x, &self.experts.device().default_stream())
+    }
+
+    /// As [`forward_train`](Self::forward_train), on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward_train`](Self::forward_train), and [`Error::DeviceMismatch`] if the stream is another device's.
+    pub fn forward_train_on(&self, x: &Tensor<T>, stream: &Stream) -> Result<(Tensor<T>, PeerSaved<T>)> {
+        self.experts.device().expect_same(FORWARD, "stream", stream.device())?;
+        let (table, activation) = self.trained(FORWARD)?;
+        let routing = self.retrieval(x)?.on(stream).run()?;
+        let y = expert_mlp(x, &routing, table).activation(activation).on(stream).run()?;
         Ok((y, PeerSaved { x: x.clone(), routing }))
     }
 
@@ -132,7 +146,7 @@ impl<T: PeerInput> Peer<T> {
     ) -> Result<PeerGradients<T>> {
         let router = &self.router;
         let new = |of: &[usize]| Tensor::<f32>::uninit_on(stream, of);
-        self.experts.device().expect_same(OPERATION, "stream", stream.device())?;
+        self.experts.device().expect_same(BACKWARD, "stream", stream.device())?;
         let optional = |of: Option<&[usize]>| of.map(new).transpose();
         let (of_weight, of_bias) = (router.query_norm_weight.as_ref(), router.query_norm_bias.as_ref());
         let (dquery, dquery_bias) =
@@ -147,7 +161,8 @@ impl<T: PeerInput> Peer<T> {
         Ok(gradients)
     }
 
-    /// As [`backward`](Self::backward), adding to the existing gradients of the router. Those of x and of the experts are new: other tokens use other experts.
+    /// As [`backward`](Self::backward), adding to the existing gradients of the router. Those of x and of the experts are written over, as other tokens use other experts:
+    /// what the pass before gave of them has to be used, or kept, before this one.
     ///
     /// # Errors
     ///
@@ -160,8 +175,15 @@ impl<T: PeerInput> Peer<T> {
     ) -> Result<()> {
         let stream = self.experts.device().default_stream();
         let (dx, experts, dgates) = self.of_experts(saved, dy, &stream)?;
-        (gradients.dx, gradients.experts) = (dx, experts);
-        self.of_router(saved, &dgates, gradients, true, &stream)
+        let before = std::mem::replace(&mut gradients.dx, dx);
+        match self.of_router(saved, &dgates, gradients, true, &stream) {
+            Ok(()) => gradients.experts = experts,
+            Err(error) => {
+                gradients.dx = before;
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// The gradients of the experts: those of x, of the table and of the gates.
@@ -171,11 +193,12 @@ impl<T: PeerInput> Peer<T> {
         dy: &Tensor<T>,
         stream: &Stream,
     ) -> Result<(Tensor<T>, ExpertGradients<f32>, Tensor<f32>)> {
-        let (table, activation) = self.trained()?;
+        let (table, activation) = self.trained(BACKWARD)?;
         let operation = expert_mlp_backward(&saved.x, &saved.routing, table, dy);
         let gradients = operation.activation(activation).on(stream).run()?;
         // They are not frozen.
-        let experts = gradients.experts.ok_or_else(|| self.untrained("experts that are trained", "none"))?;
+        let experts =
+            gradients.experts.ok_or_else(|| untrained(BACKWARD, "experts that are trained", "none"))?;
         Ok((gradients.dx, experts, gradients.dgates))
     }
 
@@ -206,22 +229,12 @@ impl<T: PeerInput> Peer<T> {
     }
 
     /// The experts, if the layer can be trained.
-    fn trained(&self) -> Result<(&ExpertTable, Activation)> {
+    fn trained(&self, operation: &'static str) -> Result<(&ExpertTable, Activation)> {
         if self.has_normalised_keys() {
-            return Err(self.untrained("sub-keys as they are", "sub-keys that were normalised"));
+            return Err(untrained(operation, "sub-keys as they are", "sub-keys that were normalised"));
         }
-        self.experts
-            .resident()
-            .ok_or_else(|| self.untrained("all experts on the device", "experts behind a cache"))
-    }
-
-    fn untrained(&self, expected: &str, actual: &str) -> Error {
-        Error::Argument {
-            operation: "Peer::forward_train",
-            argument: "layer",
-            expected: expected.into(),
-            actual: actual.into(),
-        }
+        let resident = self.experts.resident();
+        resident.ok_or_else(|| untrained(operation, "all experts on the device", "experts behind a cache"))
     }
 
     fn has_normalised_keys(&self) -> bool {
@@ -232,7 +245,12 @@ impl<T: PeerInput> Peer<T> {
     }
 }
 
-/// The names are those of [`Peer::from_safetensors`]. The experts are not among them: their gradients are rows of those in use.
+/// The error for a layer that cannot be trained.
+fn untrained(operation: &'static str, expected: &str, actual: &str) -> Error {
+    Error::Argument { operation, argument: "layer", expected: expected.into(), actual: actual.into() }
+}
+
+/// The names are those of [`Peer::from_safetensors`]. An optimiser wants both sets of sub-keys in memory of their own. The experts are not among them: their gradients are rows of those in use.
 impl<T: PeerInput> Parameters for Peer<T> {
     type Gradients = PeerGradients<T>;
 

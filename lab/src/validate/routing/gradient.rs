@@ -339,11 +339,19 @@ fn through_norm(
         }
         Normalization::L2 { epsilon } => {
             let (length, least) = (raw.iter().map(|q| q * q).sum::<f64>().sqrt(), f64::from(epsilon));
-            if length > least {
-                all(factor(1.0 / length, rms * d.sqrt()), None, Some(along))
-            } else {
-                all(factor(1.0 / least, 0.0), None, None)
+            let divided = || all(factor(1.0 / length, rms * d.sqrt()), None, Some(along));
+            let capped = || all(factor(1.0 / least, 0.0), None, None);
+            let error = rms * d.sqrt() + (d + 20.0) * U * length;
+            if length == 0.0 || (length - least).abs() > SLACK * error {
+                return if length > least { divided() } else { capped() };
             }
+            // Either may be taken.
+            let both = divided().into_iter().zip(capped());
+            both.map(|(one, other)| Near {
+                exact: one.exact,
+                error: one.error.max(other.error) + (one.exact - other.exact).abs(),
+            })
+            .collect()
         }
         Normalization::Batch { variance, epsilon, .. } => {
             let of_feature = |(feature, dhat): (usize, &Near)| {

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::ops::column_sums::{column_sums, launch_of};
 use crate::ops::embedding::{Order, Weights, add_weighted, weighted_kernel};
 use crate::ops::linear::LinearGradientOutputs;
+use crate::ops::linear::backward::Wanted;
 use crate::ops::{Implementation, SIDE_LIMIT, expect_result, linear, linear_backward};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Span, Tensor};
@@ -130,11 +131,15 @@ impl<'a, T: RoutingInput> ProductKeyBackwardOp<'a, T> {
     /// Sums are in f32, in an order that follows from the sizes: the same bits every time. The gradient of the queries is rounded to the type of x where it is multiplied
     /// with x or the projection.
     ///
-    /// An id of no expert is an error on the CPU. A GPU and the emulator make the gradient of that query NaN, and the id counts for no sub-key.
+    /// An id of no expert is an error on the CPU. A GPU and the emulator make the gradient of that query NaN, and so every sum that it is a term of. The id counts for no
+    /// sub-key.
+    ///
+    /// Where queries are divided by their length, one of length 0 has the factor 1 / ε. Its gradient may be more than f16 holds.
     ///
     /// # Errors
     ///
-    /// As [`ProductKeyOp::run`], also for the routing and the gates' gradient; [`Error::SizeLimit`] if tokens have 2³¹ experts or more.
+    /// As [`ProductKeyOp::run`], also for the routing and the gates' gradient; [`Error::SizeLimit`] if tokens have 2³¹ experts or more, or the sub-keys of a half 2³¹
+    /// elements.
     pub fn run(&self) -> Result<ProductKeyGradients<T>> {
         let (_, stream) = (self.checked()?, self.of.stream());
         let ProductKeyOp { x, w_q, keys, bias, norm, .. } = self.of;
@@ -212,7 +217,9 @@ impl<'a, T: RoutingInput> ProductKeyBackwardOp<'a, T> {
         })
     }
 
-    /// Which implementation [`run`](Self::run) would take.
+    /// Which implementation [`run`](Self::run) would take. What runs for both halves is named once.
+    ///
+    /// It makes room for the queries for a moment.
     ///
     /// # Errors
     ///
@@ -233,7 +240,8 @@ impl<'a, T: RoutingInput> ProductKeyBackwardOp<'a, T> {
             + keys.iter().filter(|keys| !has_rows(keys)).count()
             + usize::from(!self.routing.ids.is_contiguous())
             + usize::from(!self.routing.gates.is_contiguous())
-            + usize::from(!self.dgates.is_contiguous());
+            + usize::from(!self.dgates.is_contiguous())
+            + self.of.of_features().iter().filter(|(_, tensor)| !tensor.is_contiguous()).count();
         let parts = self.parts(sizes);
         let mut launches = vec![(T::Gradient::DECLARATION.name, (rows as u32).div_ceil(GRADIENT_ROWS))];
         launches.extend(crate::ops::embedding::order_kernels(rows * k).into_iter().take(3));
@@ -243,14 +251,14 @@ impl<'a, T: RoutingInput> ProductKeyBackwardOp<'a, T> {
         if parts.count > 1 {
             launches.push(launch_of::<f32>(parts.sub_keys * sizes.half));
         }
-        if norm.weight.is_some() || norm.bias.is_some() {
-            launches.push(launch_of::<f32>(2 * sizes.half));
-        }
+        launches.extend(norm.weight.or(norm.bias).map(|of| launch_of::<f32>(of.len())));
         for (name, blocks) in launches {
             all = all.then(Implementation::kernel(device, name, blocks));
         }
         let shape = [&x.shape()[..x.rank() - 1], &[heads * 2 * sizes.half]].concat();
-        let linear = linear_backward(x, w_q, &queries.reshape(shape)?).implementation()?;
+        let wanted = Wanted { dx: true, dw: true, db: self.of.bias.is_some(), ..Wanted::default() };
+        let queries = queries.reshape(shape)?;
+        let linear = linear_backward(x, w_q, &queries).implementation_of::<f32>(wanted)?;
         let copies = copies + linear.copies() as usize;
         Ok(all.then(linear).with_copies(copies))
     }
@@ -282,7 +290,7 @@ impl<'a, T: RoutingInput> ProductKeyBackwardOp<'a, T> {
         let numbers = (groups as u64).saturating_mul((sizes.n * sizes.half) as u64);
         for (operand, quantity, actual, limit) in [
             ("ids", "number of experts of all tokens", uses, SIDE_LIMIT),
-            ("keys_1", "number of elements", numbers, SIDE_LIMIT / 2),
+            ("keys_1", "number of elements", numbers, SIDE_LIMIT),
         ] {
             if actual >= limit {
                 let (limit, actual) = (format!("less than {limit}"), actual.to_string());
