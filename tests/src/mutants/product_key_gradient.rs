@@ -1,5 +1,5 @@
 //! How the kernels of the family `product_key_gradient` are run: on rows, sub-keys and columns of every number around what a warp has
-//! at a time, with every norm and gate, with an expert that is none, and with some of the results.
+//! at a time, with every norm and gate. In some an expert is none, or only some results are wanted.
 
 use half::{bf16, f16};
 use warpsmith_dsl::launch::{Global, GlobalMut};
