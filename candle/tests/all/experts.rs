@@ -152,11 +152,11 @@ fn gradients_of_gates_are_those_of_candle() -> Result<()> {
         let squares = (q.sqr()?.mean_keepdim(2)? + 1e-5)?.sqrt()?;
         let q = q.broadcast_div(&squares)?;
         let found = ids.flatten_all()?.to_vec1::<u32>()?;
-        let score = |start: usize, keys: &Tensor, of: fn(u32) -> u32| -> Result<Tensor> {
+        let score = |start: usize, keys: &Tensor, of: fn(u32) -> u32| {
             let places: Vec<u32> = found.iter().map(|&id| of(id)).collect();
             let places = Tensor::new(places, &device)?;
             let keys = keys.index_select(&places, 0)?.reshape((3, 2, 3, 4))?;
-            Ok(keys.broadcast_mul(&q.narrow(2, start, 4)?.unsqueeze(2)?)?.sum(3)?)
+            keys.broadcast_mul(&q.narrow(2, start, 4)?.unsqueeze(2)?)?.sum(3)
         };
         let scores = (score(0, &keys_1, |id| id / N as u32)? + score(4, &keys_2, |id| id % N as u32)?)?;
         let exponentials = (scores * 2.0)?.exp()?;
