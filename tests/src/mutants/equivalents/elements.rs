@@ -50,10 +50,7 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
     bound(
         "embedding_gradient_",
         "and.pred",
-        (
-            "dsl/src/embedding/gradient.rs",
-            "goes_on = goes_on & (at + (i as u32) < p.count) & (keys[i] == key);",
-        ),
+        ("dsl/src/embedding/gradient.rs", "goes_on = goes_on & (at + (i as u32) < end) & (keys[i] == key);"),
         "a row that is not added is another token's, or the first: it is there",
     ),
     bound(
