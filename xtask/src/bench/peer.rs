@@ -285,8 +285,14 @@ mod tests {
     #[test]
     fn each_goal_is_judged_by_the_best_peer_of_its_own_row() {
         let met = |rows: &[Row]| verdicts(rows).into_iter().map(|verdict| verdict.met).collect::<Vec<_>>();
-        assert_eq!(met(&[]), [None; 4]);
-        let rows = [row(Part::Layer, 1, 41.0), row(Part::Layer, 2048, 49.0), row(Part::Routing, 2048, 51.0)];
-        assert_eq!(met(&rows), [Some(true), None, Some(false), Some(true)]);
+        assert_eq!(met(&[]), [None; 6]);
+        let rows = [
+            row(Part::Layer, 1, 41.0),
+            row(Part::Layer, 2048, 49.0),
+            row(Part::Training, 256, 49.0),
+            row(Part::Training, 2048, 51.0),
+            row(Part::Routing, 2048, 51.0),
+        ];
+        assert_eq!(met(&rows), [Some(true), None, Some(false), Some(false), Some(true), Some(true)]);
     }
 }
