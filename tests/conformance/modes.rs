@@ -12,14 +12,14 @@ use warpsmith::ops::gemm::{Access, Tile};
 use warpsmith::ops::peer::ExpertFormat;
 use warpsmith::ops::update::Way;
 use warpsmith::ops::{Activation, Implementation};
-use warpsmith::optim::Rounding;
+use warpsmith::optim::{Rounding, SecondMoment};
 use warpsmith::{DType, Device, EmulatorOptions};
 use warpsmith_kernels::MODULES;
 use warpsmith_lab::cases::{
-    AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
-    KeyScales, KvCacheCase, LinearBackwardCase, LinearCase, MaskRows, MatmulCase, NormCase, Placement,
-    RotaryCase, RoutingCase, Scales, Sequences, SlopesFrom, SoftmaxCase, Terms, UpdateBackwardCase,
-    UpdateCase,
+    AdamWCase, AdamWRows, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase,
+    ExpertCase, KeyScales, KvCacheCase, LinearBackwardCase, LinearCase, MaskRows, MatmulCase, NormCase,
+    Placement, RotaryCase, RoutingCase, Scales, Sequences, SlopesFrom, SoftmaxCase, Terms,
+    UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 use warpsmith_tests::mutants::report::Table;
@@ -499,7 +499,7 @@ fn losses() -> Result<(), Failed> {
     all_ran(&ran, |name| is_of_rows(name, &["cross_entropy"]) || matches!(name, "label_counts" | "loss_sums"))
 }
 
-/// Steps of AdamW with and without the norm of gradients, aligned and not, of weights of every type and rounding.
+/// Steps of AdamW with and without the norm of gradients, aligned and not, of weights of every type and rounding; of whole tensors, of rows and of experts.
 fn optimizers() -> Result<(), Failed> {
     let (devices, mut ran) = (devices()?, BTreeSet::new());
     for dtype in crate::attention::TYPES {
@@ -507,7 +507,12 @@ fn optimizers() -> Result<(), Failed> {
             for gradient in crate::attention::TYPES {
                 let plain = AdamWCase { rounding, tensors: 3, ..AdamWCase::new(dtype, gradient, 5000) };
                 let case = AdamWCase { before, max_norm: Some(0.5), loss_scale: Some(1024.0), ..plain };
-                for case in [plain, case] {
+                let rows = AdamWRows::Some { columns: 70, used: 11 };
+                let of_rows = AdamWCase { rows, length: 50, ..case };
+                let rows = AdamWRows::Experts { inputs: 24, hidden: 2, gated: true, used: 9 };
+                let second_moment = SecondMoment::PerRow;
+                let of_experts = AdamWCase { rows, length: 30, second_moment, ..plain };
+                for case in [plain, case, of_rows, of_experts] {
                     ran.extend(bits_in_every_mode(
                         &devices,
                         &format!("adamw {dtype}←{gradient} {} {}", case.shape(), case.options()),

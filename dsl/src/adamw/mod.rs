@@ -2,7 +2,8 @@
 //!
 //! Tensors are cut into pieces of [`PIECE`] elements, each of which a block looks up in a table and works on. So one launch has all tensors, whatever their
 //! sizes and types. A step is up to three launches: [`square_sums`] adds up the squares of each piece's gradients, [`prepare`] makes the scalars of
-//! each tensor from them, and [`update`] moves weights and moments. Nothing of it needs the host: norm, loss scale and step counts stay in tables on the device.
+//! each tensor from them, and [`update`] moves weights and moments. A gradient that has only some rows of its tensor has launches of its own:
+//! [`row_square_sums`] and [`update_rows`]. Nothing of it needs the host: norm, loss scale and step counts stay in tables on the device.
 //!
 //! All arithmetic is correctly rounded, in an order that follows from the sizes only, so that the host computes the same bits.
 //!
@@ -10,7 +11,7 @@
 //! |---|---|
 //! | [`PIECE_WORDS`] | of each piece: its tensor, and its number within it |
 //! | [`TENSOR_WORDS`] | of each tensor: addresses of its weights, of both moments and of the weights' copy, its length, types and group |
-//! | [`GRADIENT_WORDS`] | of each tensor: its gradient's address (0: none in this step), its type, and whether it is aligned |
+//! | [`GRADIENT_WORDS`] | of each tensor: its gradient's address (0: none in this step), its type ([`KIND_ROWS`]: it has rows), and whether it is aligned |
 //! | [`GROUP_WORDS`] | of each group: what its options are, in f64 |
 //! | [`HISTORY_WORDS`] | of each tensor: how many steps it has taken, and the powers of the decay rates, in f64 |
 //! | [`SCALAR_WORDS`] | of each tensor: the scalars of the step, which [`prepare`] writes |
@@ -18,11 +19,13 @@
 
 mod prepare;
 mod random;
+mod rows;
 mod squares;
 mod update;
 
 pub use prepare::prepare;
 pub use random::{philox_4x32, round_randomly};
+pub use rows::{AdamWRowsParams, ROWS_OF_BLOCK, RowsFlags, row_square_sums, update_rows};
 pub use squares::square_sums;
 pub use update::update;
 
@@ -224,7 +227,7 @@ impl GradientPiece {
             is_f32,
             is_f16: kind == KIND_F16,
             is_aligned: is_aligned != 0,
-            is_there: base != 0,
+            is_there: base != 0 && kind != KIND_ROWS,
         }
     }
 }
@@ -235,6 +238,8 @@ pub const KIND_F32: u32 = 0;
 pub const KIND_F16: u32 = 1;
 /// The number of bf16.
 pub const KIND_BF16: u32 = 2;
+/// The number of a gradient that has rows of its tensor, in the table of gradients: [`update`] leaves it to [`update_rows`].
+pub const KIND_ROWS: u32 = 3;
 
 /// Two words, the lower first.
 #[inline(always)]

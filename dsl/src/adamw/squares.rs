@@ -7,6 +7,7 @@ use super::{
     AdamWParams, CHUNK, CHUNKS, GradientPiece, StepFlags, TENSOR_WORDS, THREADS, count_of, join,
     piece_of_block, status,
 };
+use crate::launch::GlobalMut;
 use crate::reduce::warp_sum;
 use crate::shared::SharedAddress;
 use crate::{ptx, thread, warp};
@@ -25,38 +26,66 @@ const WARPS: u32 = THREADS / warp::SIZE;
 #[inline(always)]
 pub unsafe fn square_sums(p: &AdamWParams) {
     let (block, id) = (thread::block_idx_x(), thread::thread_idx_x());
-    // SAFETY: the caller's promise; each thread has a place, and the barrier is between writing and reading.
+    // SAFETY: the caller's promise.
     unsafe {
         let [tensor, piece] = piece_of_block(p, block);
         let gradient = GradientPiece::load(p, tensor, piece);
         let entry = p.tensors.offset(tensor as u64 * TENSOR_WORDS as u64 + 8).address();
         let [low, high] = ptx::ld_global_v2_b32(entry);
         let count = count_of(join(low, high), piece);
-        let scale = f32::from_bits(ptx::ld_global_b32(p.status.offset(status::SCALE as u64).address()));
-        let unscale = if p.flags.has(StepFlags::SCALES) { 1.0 / scale } else { 1.0 };
-        let mut sum = 0.0;
+        let unscale = unscale_of(p.status, p.flags);
+        let total = sum_of_piece(&gradient, count, unscale);
+        if id == 0 {
+            ptx::st_global_b32(p.sums.offset(block as u64).address(), total.to_bits());
+        }
+    }
+}
+
+/// 1 over the loss scale, or 1.
+///
+/// # Safety
+///
+/// The table is the status.
+#[inline(always)]
+pub(super) unsafe fn unscale_of(table: GlobalMut<u32>, flags: StepFlags) -> f32 {
+    // SAFETY: the caller's promise.
+    let scale = f32::from_bits(unsafe { ptx::ld_global_b32(table.offset(status::SCALE as u64).address()) });
+    if flags.has(StepFlags::SCALES) { 1.0 / scale } else { 1.0 }
+}
+
+/// The sum of the squares of a piece's `count` gradients times `unscale`, in the block's first thread.
+///
+/// # Safety
+///
+/// All threads of the block call it, once. The piece is there as it says. The block has a warp's shared memory for four bytes each.
+#[inline(always)]
+pub(super) unsafe fn sum_of_piece(gradient: &GradientPiece, count: u32, unscale: f32) -> f32 {
+    let mut sum = 0.0;
+    let place = |warp: u32| SharedAddress::dynamic().offset(warp * 4).get();
+    // SAFETY: the caller's promise; each warp has a place, and the barrier is between writing and reading.
+    unsafe {
         if gradient.is_there {
             let is_vector = gradient.is_aligned && count & (CHUNK - 1) == 0;
             let sums = if gradient.is_f32 {
-                sums_of::<true>(&gradient, is_vector, count, unscale)
+                sums_of::<true>(gradient, is_vector, count, unscale)
             } else {
-                sums_of::<false>(&gradient, is_vector, count, unscale)
+                sums_of::<false>(gradient, is_vector, count, unscale)
             };
             sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
         }
         let all = warp_sum(sum);
-        let place = |warp: u32| SharedAddress::dynamic().offset(warp * 4).get();
         if warp::lane_id() == 0 {
             ptx::st_shared_f32(place(warp::warp_id()), all);
         }
         thread::sync_threads();
-        if id == 0 {
-            let mut total = ptx::ld_shared_f32(place(0));
+        let mut total = 0.0;
+        if thread::thread_idx_x() == 0 {
+            total = ptx::ld_shared_f32(place(0));
             for warp in 1..WARPS {
                 total += ptx::ld_shared_f32(place(warp));
             }
-            ptx::st_global_b32(p.sums.offset(block as u64).address(), total.to_bits());
         }
+        total
     }
 }
 

@@ -8,6 +8,7 @@ use super::{
     UPDATE_THREADS, count_of, join, philox_4x32, piece_of_block, round_randomly, status,
 };
 use crate::float::{Bf16, F16, HalfElement};
+use crate::launch::GlobalMut;
 use crate::rows::hidden;
 use crate::{ptx, thread};
 
@@ -30,9 +31,7 @@ struct Piece {
     gradient: GradientPiece,
     /// Elements.
     count: u32,
-    scalars: Scalars,
-    /// What gradients are multiplied with, one after the other.
-    factors: [f32; 2],
+    step: Step,
     /// What random bits are made from, but for the chunk.
     counter: [u32; 2],
     key: [u32; 2],
@@ -64,9 +63,8 @@ pub unsafe fn update(p: &AdamWParams) {
             [ptx::ld_global_v4_b32(entry.address()), ptx::ld_global_v4_b32(entry.offset(4).address())];
         let c = ptx::ld_global_v4_b32(entry.offset(8).address());
         let is_aligned = ptx::ld_global_b32(entry.offset(13).address()) != 0;
-        let factors = ptx::ld_global_v2_b32(p.status.offset(status::UNSCALE as u64).address());
-        const { assert!(status::CLIP == status::UNSCALE + 1 && status::UNSCALE.is_multiple_of(2)) };
-        if !scalars.is_active {
+        let factors = factors_of(p.status);
+        if !scalars.is_active || !gradient.is_there {
             return;
         }
         let kinds = [c[2], c[3]];
@@ -79,8 +77,7 @@ pub unsafe fn update(p: &AdamWParams) {
             rounded: if copy == 0 { 0 } else { copy + before * 2 },
             kinds,
             count: count_of(join(c[0], c[1]), number),
-            scalars,
-            factors: [f32::from_bits(factors[0]), f32::from_bits(factors[1])],
+            step: Step { scalars, factors },
             counter: [scalars.step, tensor],
             key: [p.seed as u32, (p.seed >> 32) as u32],
             number,
@@ -147,7 +144,7 @@ impl Piece {
                     let (mut means, mut squares) = (unpack::<true>(m, false), unpack::<true>(v, false));
                     for j in 0..PER {
                         (weights[j], means[j], squares[j]) =
-                            self.element(weights[j], gradients[j], means[j], squares[j]);
+                            self.step.element(weights[j], gradients[j], means[j], squares[j]);
                     }
                     if at >= count {
                         continue;
@@ -200,7 +197,7 @@ impl Piece {
                     let weight = widen::<F32>(w[j], self.kinds[0] == KIND_F16);
                     let gradient = widen::<GRADIENT_F32>(g[j], self.gradient.is_f16);
                     let (weight, mean, square) =
-                        self.element(weight, gradient, f32::from_bits(m[j]), f32::from_bits(v[j]));
+                        self.step.element(weight, gradient, f32::from_bits(m[j]), f32::from_bits(v[j]));
                     if at >= count {
                         continue;
                     }
@@ -232,26 +229,72 @@ impl Piece {
         philox_4x32([chunk as u32, (chunk >> 32) as u32, step, tensor], self.key)
     }
 
-    /// The new weight and moments of an element.
-    #[inline(always)]
-    fn element(&self, weight: f32, gradient: f32, mean: f32, square: f32) -> (f32, f32, f32) {
-        let &Scalars { step_size, inverse_root, decay, shares, epsilon, .. } = &self.scalars;
-        let gradient = gradient * self.factors[0] * self.factors[1];
-        let decayed = ptx::fma(-decay, weight, weight);
-        let mean = ptx::fma(shares[0], gradient - mean, mean);
-        let square = ptx::fma(shares[1], ptx::fma(gradient, gradient, -square), square);
-        let root = ptx::fma(ptx::sqrt_rn(square), inverse_root, epsilon);
-        (ptx::fma(-step_size, mean / root, decayed), mean, square)
-    }
-
     /// The weight, rounded randomly.
     #[inline(always)]
     fn round(&self, weight: f32, random: u32) -> u16 {
-        if self.kinds[0] == KIND_F16 {
-            round_randomly(weight, KIND_F16, random)
-        } else {
-            round_randomly(weight, KIND_BF16, random)
-        }
+        round(weight, self.kinds[0], random)
+    }
+}
+
+/// The factors of a step, which [`prepare`](super::prepare) has written.
+///
+/// # Safety
+///
+/// The table is the status.
+#[inline(always)]
+pub(super) unsafe fn factors_of(table: GlobalMut<u32>) -> [f32; 2] {
+    const { assert!(status::CLIP == status::UNSCALE + 1 && status::UNSCALE.is_multiple_of(2)) };
+    // SAFETY: the caller's promise.
+    unsafe { ptx::ld_global_v2_b32(table.offset(status::UNSCALE as u64).address()) }.map(f32::from_bits)
+}
+
+/// What a step does to an element.
+#[derive(Clone, Copy)]
+pub(super) struct Step {
+    pub(super) scalars: Scalars,
+    /// What gradients are multiplied with, one after the other.
+    pub(super) factors: [f32; 2],
+}
+
+impl Step {
+    /// The new weight and moments of an element.
+    #[inline(always)]
+    pub(super) fn element(&self, weight: f32, gradient: f32, mean: f32, square: f32) -> (f32, f32, f32) {
+        let gradient = self.scaled(gradient);
+        let square = ptx::fma(self.scalars.shares[1], ptx::fma(gradient, gradient, -square), square);
+        let (weight, mean) = self.moved(weight, gradient, mean, self.divisor(square));
+        (weight, mean, square)
+    }
+
+    /// A gradient times the factors.
+    #[inline(always)]
+    pub(super) fn scaled(&self, gradient: f32) -> f32 {
+        gradient * self.factors[0] * self.factors[1]
+    }
+
+    /// What the first moment is divided by, of the new second one.
+    #[inline(always)]
+    pub(super) fn divisor(&self, square: f32) -> f32 {
+        ptx::fma(ptx::sqrt_rn(square), self.scalars.inverse_root, self.scalars.epsilon)
+    }
+
+    /// The new weight and first moment.
+    #[inline(always)]
+    pub(super) fn moved(&self, weight: f32, gradient: f32, mean: f32, divisor: f32) -> (f32, f32) {
+        let &Scalars { step_size, decay, shares, .. } = &self.scalars;
+        let decayed = ptx::fma(-decay, weight, weight);
+        let mean = ptx::fma(shares[0], gradient - mean, mean);
+        (ptx::fma(-step_size, mean / divisor, decayed), mean)
+    }
+}
+
+/// A weight of 16 bits, rounded randomly.
+#[inline(always)]
+pub(super) fn round(weight: f32, kind: u32, random: u32) -> u16 {
+    if kind == KIND_F16 {
+        round_randomly(weight, KIND_F16, random)
+    } else {
+        round_randomly(weight, KIND_BF16, random)
     }
 }
 
@@ -318,7 +361,7 @@ unsafe fn load_element<const F32: bool>(base: u64, at: u32, is_there: bool) -> u
 ///
 /// The chunk is valid for writes, aligned to its size, and this thread's.
 #[inline(always)]
-unsafe fn store<const F32: bool>(base: u64, first: u32, words: [u32; PER]) {
+pub(super) unsafe fn store<const F32: bool>(base: u64, first: u32, words: [u32; PER]) {
     // SAFETY: the caller's promise.
     unsafe {
         if F32 {
@@ -357,7 +400,7 @@ pub(super) fn unpack<const F32: bool>(words: [u32; PER], is_f16: bool) -> [f32; 
 
 /// A chunk of numbers rounded to the nearest of 16 bits, ties to even.
 #[inline(always)]
-fn pack(values: [f32; PER], is_f16: bool) -> [u32; PER] {
+pub(super) fn pack(values: [f32; PER], is_f16: bool) -> [u32; PER] {
     let [a, b, c, d] = values;
     if is_f16 {
         [F16::pack([a, b]), F16::pack([c, d]), 0, 0]

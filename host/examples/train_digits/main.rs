@@ -19,8 +19,7 @@ use indicatif::ProgressBar;
 use ndarray::Array2;
 use warpsmith::layers::{GeneratedUpdate, Linear, UpdatedLinear};
 use warpsmith::ops;
-use warpsmith::ops::rows::AnyTensor;
-use warpsmith::optim::{AdamW, AdamWOptions};
+use warpsmith::optim::{AdamW, AdamWOptions, Gradient};
 use warpsmith::{Device, DeviceKind, Tensor};
 
 use digits::{
@@ -122,7 +121,7 @@ fn train_steps<T: Trained>(
         for_batches(device, (&digits.train, &digits.labels), seed, steps, |images, labels, step| {
             let (loss, gradients) = network.gradients(images, labels)?;
             optimizer.set_learning_rate(learning_rate(step, last))?;
-            let gradients: Vec<AnyTensor<'_>> =
+            let gradients: Vec<Gradient<'_>> =
                 gradients.iter().flat_map(|of| [(&of.dw).into(), (&of.db).into()]).collect();
             optimizer.step(&gradients)?;
             progress.inc(1);
@@ -214,7 +213,7 @@ fn adapt(
             gradients.push(of_layer);
         }
         optimizer.set_learning_rate(learning_rate(step, steps))?;
-        let gradients: Vec<AnyTensor<'_>> = gradients
+        let gradients: Vec<Gradient<'_>> = gradients
             .iter()
             .rev()
             .flat_map(|of| &of.updates)

@@ -164,7 +164,8 @@ impl<T: Trained> State<T> {
             let windows = Windows::of_step(&plan.text.train, plan.arguments.seed, step, shape);
             let (loss, gradients) = self.model.gradients(&windows.on(&plan.device)?)?;
             self.optimizer.set_learning_rate(rate(LEARNING_RATE, WARMUP, step, plan.steps))?;
-            self.optimizer.step(&self.model.list(&gradients))?;
+            let gradients: Vec<_> = self.model.list(&gradients).into_iter().map(Into::into).collect();
+            self.optimizer.step(&gradients)?;
             losses.push(loss);
             self.step += 1;
             progress.inc(1);

@@ -202,14 +202,14 @@ impl<T: Trained> Model<T> {
         Ok(safetensors::serialize_to_file(views, None, path)?)
     }
 
-    /// The weights by name.
+    /// The weights by name, all of them tensors.
     pub(crate) fn parameters(&self) -> Vec<(String, AnyTensor<'_>)> {
         let mut all = self.embedding.parameters("embedding");
         for (index, block) in self.blocks.iter().enumerate() {
             all.extend(block.parameters(&format!("blocks.{index}")));
         }
         all.extend(self.norm.parameters("norm"));
-        all
+        all.into_iter().filter_map(|(name, weights)| Some((name, weights.tensor()?))).collect()
     }
 
     /// Their gradients, in the same order.
@@ -219,7 +219,7 @@ impl<T: Trained> Model<T> {
             all.extend(block.gradients(gradients));
         }
         all.extend(self.norm.gradients(&gradients.norm));
-        all
+        all.into_iter().filter_map(|gradient| gradient.tensor()).collect()
     }
 
     /// How many numbers there are to train.

@@ -48,11 +48,29 @@ impl<A: Accumulator> AdamWScalars<A> {
     #[must_use]
     pub fn element(&self, gradient: A, factors: [A; 2], [weight, mean, square]: [A; 3]) -> [A; 3] {
         let gradient = gradient * factors[0] * factors[1];
+        let square = self.shares[1].mul_add(gradient.mul_add(gradient, -square), square);
+        let [weight, mean] = self.moved(gradient, self.divisor(square), [weight, mean]);
+        [weight, mean, square]
+    }
+
+    /// The second moment of a row after a step, of the mean of its gradients' squares.
+    #[must_use]
+    pub fn square(&self, mean_of_squares: A, square: A) -> A {
+        self.shares[1].mul_add(mean_of_squares - square, square)
+    }
+
+    /// What the first moment is divided by, of the second one after a step.
+    #[must_use]
+    pub fn divisor(&self, square: A) -> A {
+        square.sqrt().mul_add(self.inverse_root, self.epsilon)
+    }
+
+    /// The weight and the first moment of an element after a step, of its gradient times both factors.
+    #[must_use]
+    pub fn moved(&self, gradient: A, divisor: A, [weight, mean]: [A; 2]) -> [A; 2] {
         let decayed = (-self.decay).mul_add(weight, weight);
         let mean = self.shares[0].mul_add(gradient - mean, mean);
-        let square = self.shares[1].mul_add(gradient.mul_add(gradient, -square), square);
-        let root = square.sqrt().mul_add(self.inverse_root, self.epsilon);
-        [(-self.step_size).mul_add(mean / root, decayed), mean, square]
+        [(-self.step_size).mul_add(mean / divisor, decayed), mean]
     }
 }
 
@@ -79,6 +97,23 @@ fn square_sum(piece: &[f32], unscale: f32) -> f32 {
         *of_thread = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     }
     of_block(&of_threads)
+}
+
+/// The mean of the squares of a row's gradients, in the kernels' order.
+#[must_use]
+pub fn mean_of_squares(gradients: &[f32]) -> f32 {
+    let chunk = CHUNK as usize;
+    let mut of_lanes = vec![0.0; LANES];
+    for (lane, of_lane) in of_lanes.iter_mut().enumerate() {
+        let mut sums = [0.0f32; CHUNK as usize];
+        for chunk in gradients.chunks(chunk).skip(lane).step_by(LANES) {
+            for (sum, gradient) in sums.iter_mut().zip(chunk) {
+                *sum = gradient.mul_add(*gradient, *sum);
+            }
+        }
+        *of_lane = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+    of_block(&of_lanes) / gradients.len() as f32
 }
 
 /// The sum of the sums of all pieces, in the kernels' order.

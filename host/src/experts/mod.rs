@@ -232,7 +232,7 @@ impl ExpertLayout {
     }
 
     /// Where a vector begins in its unit, and how many numbers it has.
-    fn place(&self, part: Part) -> (usize, usize) {
+    pub(crate) fn place(&self, part: Part) -> (usize, usize) {
         match part {
             Part::U => (0, self.d),
             Part::W => (self.input_bytes(), self.d),

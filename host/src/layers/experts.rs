@@ -392,6 +392,12 @@ impl Experts {
         }
     }
 
+    /// The table of the experts, if they are on the device: to read their rows, as training has left them. `None` behind a cache.
+    #[must_use]
+    pub fn table(&self) -> Option<&ExpertTable> {
+        self.resident().map(|(table, _)| table)
+    }
+
     /// All experts, if they are on the device, and what their hidden units do.
     pub(crate) fn resident(&self) -> Option<(&ExpertTable, Activation)> {
         match &self.store {

@@ -9,7 +9,8 @@ use crate::ops::elementwise::ElementwiseElement;
 use crate::ops::embedding::EmbeddingElement;
 use crate::ops::linear::{LinearGradientElement, LinearGradients, LinearInput};
 use crate::ops::norm::{NormElement, NormGradients};
-use crate::ops::rows::{AnyTensor, RowElement};
+use crate::ops::rows::RowElement;
+use crate::optim::{AnyWeights, Gradient};
 use crate::tensor::Tensor;
 
 /// A layer's weights by name, and their gradients in the same order: what an [optimiser](crate::optim::AdamW) is told.
@@ -43,10 +44,10 @@ pub trait Parameters {
     type Gradients;
 
     /// The weights, which share the layer's memory, each with its name after `prefix` and a dot. An empty prefix has no dot.
-    fn parameters(&self, prefix: &str) -> Vec<(String, AnyTensor<'_>)>;
+    fn parameters(&self, prefix: &str) -> Vec<(String, AnyWeights<'_>)>;
 
     /// The gradients of the same weights, in the same order.
-    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<AnyTensor<'g>>;
+    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<Gradient<'g>>;
 }
 
 /// A name after a prefix.
@@ -59,14 +60,14 @@ fn weight_and_bias<'t, T: RowElement>(
     prefix: &str,
     weight: &'t Tensor<T>,
     bias: Option<&'t Tensor<T>>,
-) -> Vec<(String, AnyTensor<'t>)> {
+) -> Vec<(String, AnyWeights<'t>)> {
     let weight = (joined(prefix, "weight"), weight.into());
     std::iter::once(weight).chain(bias.map(|bias| (joined(prefix, "bias"), bias.into()))).collect()
 }
 
 /// Their gradients.
-fn both<'g>(weight: &'g Tensor<f32>, bias: &'g Tensor<f32>, has_bias: bool) -> Vec<AnyTensor<'g>> {
-    std::iter::once(weight).chain(has_bias.then_some(bias)).map(AnyTensor::from).collect()
+fn both<'g>(weight: &'g Tensor<f32>, bias: &'g Tensor<f32>, has_bias: bool) -> Vec<Gradient<'g>> {
+    std::iter::once(weight).chain(has_bias.then_some(bias)).map(Gradient::from).collect()
 }
 
 /// The weights of one linear layer among others.
@@ -74,7 +75,7 @@ fn of_linear<'t, T: LinearInput + RowElement>(
     prefix: &str,
     name: &str,
     layer: &'t Linear<T>,
-) -> Vec<(String, AnyTensor<'t>)> {
+) -> Vec<(String, AnyWeights<'t>)> {
     weight_and_bias(&joined(prefix, name), layer.weight(), layer.bias())
 }
 
@@ -82,18 +83,18 @@ fn of_linear<'t, T: LinearInput + RowElement>(
 fn of_projection<'g, T: LinearInput>(
     layer: &Linear<T>,
     gradients: &'g ProjectionGradients,
-) -> Vec<AnyTensor<'g>> {
+) -> Vec<Gradient<'g>> {
     both(&gradients.dw, &gradients.db, layer.bias().is_some())
 }
 
 impl<T: LinearInput + LinearGradientElement> Parameters for Linear<T> {
     type Gradients = LinearGradients<T, T>;
 
-    fn parameters(&self, prefix: &str) -> Vec<(String, AnyTensor<'_>)> {
+    fn parameters(&self, prefix: &str) -> Vec<(String, AnyWeights<'_>)> {
         weight_and_bias(prefix, self.weight(), self.bias())
     }
 
-    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<AnyTensor<'g>> {
+    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<Gradient<'g>> {
         both(&gradients.dw, &gradients.db, self.bias().is_some())
     }
 }
@@ -101,11 +102,11 @@ impl<T: LinearInput + LinearGradientElement> Parameters for Linear<T> {
 impl<T: NormElement> Parameters for LayerNorm<T> {
     type Gradients = NormGradients<T>;
 
-    fn parameters(&self, prefix: &str) -> Vec<(String, AnyTensor<'_>)> {
+    fn parameters(&self, prefix: &str) -> Vec<(String, AnyWeights<'_>)> {
         weight_and_bias(prefix, self.weight(), self.bias())
     }
 
-    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<AnyTensor<'g>> {
+    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<Gradient<'g>> {
         both(&gradients.dweight, &gradients.dbias, self.bias().is_some())
     }
 }
@@ -113,11 +114,11 @@ impl<T: NormElement> Parameters for LayerNorm<T> {
 impl<T: NormElement> Parameters for RmsNorm<T> {
     type Gradients = NormGradients<T>;
 
-    fn parameters(&self, prefix: &str) -> Vec<(String, AnyTensor<'_>)> {
+    fn parameters(&self, prefix: &str) -> Vec<(String, AnyWeights<'_>)> {
         weight_and_bias(prefix, self.weight(), None)
     }
 
-    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<AnyTensor<'g>> {
+    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<Gradient<'g>> {
         both(&gradients.dweight, &gradients.dbias, false)
     }
 }
@@ -125,14 +126,14 @@ impl<T: NormElement> Parameters for RmsNorm<T> {
 impl<T: NormElement> Parameters for BlockNorm<T> {
     type Gradients = NormGradients<T>;
 
-    fn parameters(&self, prefix: &str) -> Vec<(String, AnyTensor<'_>)> {
+    fn parameters(&self, prefix: &str) -> Vec<(String, AnyWeights<'_>)> {
         match self {
             Self::Layer(norm) => norm.parameters(prefix),
             Self::Rms(norm) => norm.parameters(prefix),
         }
     }
 
-    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<AnyTensor<'g>> {
+    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<Gradient<'g>> {
         match self {
             Self::Layer(norm) => norm.gradients(gradients),
             Self::Rms(norm) => norm.gradients(gradients),
@@ -144,11 +145,11 @@ impl<T: EmbeddingElement> Parameters for Embedding<T> {
     /// The gradient of the whole table, `[V, N]`, which [`Embedding::accumulate`] adds to.
     type Gradients = Tensor<f32>;
 
-    fn parameters(&self, prefix: &str) -> Vec<(String, AnyTensor<'_>)> {
+    fn parameters(&self, prefix: &str) -> Vec<(String, AnyWeights<'_>)> {
         weight_and_bias(prefix, self.table(), None)
     }
 
-    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<AnyTensor<'g>> {
+    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<Gradient<'g>> {
         vec![gradients.into()]
     }
 }
@@ -158,7 +159,7 @@ impl<T: EmbeddingElement> Parameters for Embedding<T> {
 impl<T: AttentionInput + LinearInput + LinearGradientElement> Parameters for Attention<T> {
     type Gradients = AttentionLayerGradients<T>;
 
-    fn parameters(&self, prefix: &str) -> Vec<(String, AnyTensor<'_>)> {
+    fn parameters(&self, prefix: &str) -> Vec<(String, AnyWeights<'_>)> {
         let projections = self.projections();
         let names: &[&str] =
             if projections.len() == 1 { &["qkv_proj"] } else { &["q_proj", "k_proj", "v_proj"] };
@@ -167,10 +168,10 @@ impl<T: AttentionInput + LinearInput + LinearGradientElement> Parameters for Att
         all.flat_map(|(name, layer)| of_linear(prefix, name, layer)).chain(sinks).collect()
     }
 
-    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<AnyTensor<'g>> {
+    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<Gradient<'g>> {
         let projections = self.projections().iter().zip(&gradients.projections);
         let all = projections.chain([(self.output(), &gradients.output)]);
-        let sinks = self.sinks().and(gradients.dsinks.as_ref()).map(AnyTensor::from);
+        let sinks = self.sinks().and(gradients.dsinks.as_ref()).map(Gradient::from);
         all.flat_map(|(layer, gradients)| of_projection(layer, gradients)).chain(sinks).collect()
     }
 }
@@ -179,7 +180,7 @@ impl<T: AttentionInput + LinearInput + LinearGradientElement> Parameters for Att
 impl<T: LinearInput + LinearGradientElement + ElementwiseElement> Parameters for Mlp<T> {
     type Gradients = MlpGradients<T>;
 
-    fn parameters(&self, prefix: &str) -> Vec<(String, AnyTensor<'_>)> {
+    fn parameters(&self, prefix: &str) -> Vec<(String, AnyWeights<'_>)> {
         let projections = self.projections();
         let names: &[&str] = match (projections.len(), self.gate()) {
             (1, None) => &["up_proj"],
@@ -190,7 +191,7 @@ impl<T: LinearInput + LinearGradientElement + ElementwiseElement> Parameters for
         all.flat_map(|(name, layer)| of_linear(prefix, name, layer)).collect()
     }
 
-    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<AnyTensor<'g>> {
+    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<Gradient<'g>> {
         let projections = self.projections().iter().zip(&gradients.projections);
         let all = projections.chain([(self.down(), &gradients.down)]);
         all.flat_map(|(layer, gradients)| of_projection(layer, gradients)).collect()
@@ -201,7 +202,7 @@ impl<T: LinearInput + LinearGradientElement + ElementwiseElement> Parameters for
 impl<T: TransformerInput> Parameters for TransformerBlock<T> {
     type Gradients = BlockGradients<T>;
 
-    fn parameters(&self, prefix: &str) -> Vec<(String, AnyTensor<'_>)> {
+    fn parameters(&self, prefix: &str) -> Vec<(String, AnyWeights<'_>)> {
         let of = |name| joined(prefix, name);
         let mut all = self.input_norm().parameters(&of("input_norm"));
         all.extend(self.attention().parameters(&of("attention")));
@@ -210,7 +211,7 @@ impl<T: TransformerInput> Parameters for TransformerBlock<T> {
         all
     }
 
-    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<AnyTensor<'g>> {
+    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<Gradient<'g>> {
         let mut all = self.input_norm().gradients(&gradients.input_norm);
         all.extend(self.attention().gradients(&gradients.attention));
         all.extend(self.mlp_norm().gradients(&gradients.mlp_norm));

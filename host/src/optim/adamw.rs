@@ -1,15 +1,19 @@
 //! AdamW for many tensors.
 
 use std::fmt;
+use std::ops::Range;
 
-use half::{bf16, f16};
-use warpsmith_dsl::adamw::{
-    AdamWParams, HISTORY_WORDS, KIND_BF16, KIND_F16, KIND_F32, PIECE, STATUS_WORDS, StepFlags, status,
+use warpsmith_dsl::adamw::{HISTORY_WORDS, PIECE, STATUS_WORDS, StepFlags, status};
+use warpsmith_dsl::launch::Kernel;
+use warpsmith_kernels::adamw::{
+    adamw_prepare, adamw_row_square_sums, adamw_square_sums, adamw_update, adamw_update_rows,
 };
-use warpsmith_dsl::launch::{GlobalMut, Kernel};
-use warpsmith_kernels::adamw::{adamw_prepare, adamw_square_sums, adamw_update};
 
-use super::options::{AdamWOptions, Group, LossScaleOptions, ParameterOptions, Rounding, check_norm};
+use super::on_device::RowsLaunch;
+use super::operands::{AnyWeights, Gradient, Weights, vectors_of};
+use super::options::{
+    AdamWOptions, Group, LossScaleOptions, ParameterOptions, Rounding, SecondMoment, check_norm,
+};
 use super::tables::Tables;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
@@ -19,42 +23,22 @@ use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 use crate::trace;
 
-/// Weights of any type that an optimiser moves: views of the memory that the model has.
-#[derive(Clone, Debug)]
-pub(super) enum Weights {
-    F16(Tensor<f16>),
-    Bf16(Tensor<bf16>),
-    F32(Tensor<f32>),
+/// What adding weights is called in errors.
+const ADD: &str = "AdamW::add";
+/// What a step is called in errors.
+pub(super) const STEP: &str = "AdamW::step";
+
+/// What was added under a name.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    /// Its tensors, among those of the optimiser.
+    pub(super) tensors: Range<usize>,
+    /// Whether they are the vectors of a table of experts.
+    pub(super) is_experts: bool,
 }
 
-impl Weights {
-    fn of(tensor: AnyTensor<'_>) -> Self {
-        match tensor {
-            AnyTensor::F16(tensor) => Self::F16(tensor.clone()),
-            AnyTensor::Bf16(tensor) => Self::Bf16(tensor.clone()),
-            AnyTensor::F32(tensor) => Self::F32(tensor.clone()),
-        }
-    }
-
-    pub(super) fn any(&self) -> AnyTensor<'_> {
-        match self {
-            Self::F16(tensor) => tensor.into(),
-            Self::Bf16(tensor) => tensor.into(),
-            Self::F32(tensor) => tensor.into(),
-        }
-    }
-}
-
-/// The number of a type in the kernels' tables.
-pub(super) fn kind_of(tensor: AnyTensor<'_>) -> u32 {
-    match tensor {
-        AnyTensor::F16(_) => KIND_F16,
-        AnyTensor::Bf16(_) => KIND_BF16,
-        AnyTensor::F32(_) => KIND_F32,
-    }
-}
-
-/// Weights with what the optimiser has of them.
+/// A tensor of weights, with what the optimiser has of it.
 #[derive(Debug)]
 pub(super) struct Parameter {
     pub(super) name: String,
@@ -63,6 +47,10 @@ pub(super) struct Parameter {
     pub(super) master: Option<Tensor<f32>>,
     pub(super) moments: [Tensor<f32>; 2],
     pub(super) group: usize,
+    /// Whether it is the vectors of a table of experts.
+    pub(super) is_experts: bool,
+    /// How many second moments it has.
+    pub(super) second_moment: SecondMoment,
 }
 
 impl Parameter {
@@ -70,7 +58,27 @@ impl Parameter {
         with_tensor!(self.weights.any(), tensor => tensor.len())
     }
 
-    fn operands(&self) -> impl Iterator<Item = &dyn Operand> {
+    /// Rows, vectors of a row, and elements of a vector.
+    pub(super) fn sizes(&self) -> [usize; 3] {
+        match *self.weights.any().shape() {
+            [rows, vectors, columns] if self.is_experts => [rows, vectors, columns],
+            // All axes but the last one are rows of one vector.
+            [ref rows @ .., columns] => [rows.iter().product(), 1, columns],
+            [] => [1, 1, 1],
+        }
+    }
+
+    /// Whether it is moved by rows, whatever its gradient is.
+    pub(super) fn is_by_rows(&self) -> bool {
+        self.is_experts || self.second_moment == SecondMoment::PerRow
+    }
+
+    /// Pieces of it that the kernels for whole tensors have.
+    pub(super) fn pieces(&self) -> usize {
+        if self.is_by_rows() { 0 } else { self.len().div_ceil(PIECE as usize) }
+    }
+
+    pub(super) fn operands(&self) -> impl Iterator<Item = &dyn Operand> {
         let moments = self.moments.iter().map(|moment| moment as &dyn Operand);
         let master = self.master.iter().map(|master| master as &dyn Operand);
         std::iter::once(self.weights.any().operand()).chain(moments).chain(master)
@@ -89,6 +97,9 @@ impl Parameter {
 /// m ← m + (1 − β₁) (g − m)        v ← v + (1 − β₂) (g² − v)
 /// w ← w − lr / (1 − β₁ᵗ) · m / (√v / √(1 − β₂ᵗ) + ε)
 /// ```
+///
+/// Where a [gradient has only some rows](Gradient), these alone and their moments move; steps are counted of the tensor. With
+/// [one second moment for a row](SecondMoment::PerRow), g² is the mean of the row's.
 ///
 /// A step waits for nothing that the device does: step counts, the norm of gradients and the loss scale are on the device. It can be
 /// [captured](Stream::capture) if gradients stay in the same tensors.
@@ -114,6 +125,9 @@ impl Parameter {
 pub struct AdamW {
     pub(super) device: Device,
     pub(super) groups: Vec<AdamWOptions>,
+    /// What was added, in the order of gradients.
+    pub(super) entries: Vec<Entry>,
+    /// The tensors of all entries.
     pub(super) parameters: Vec<Parameter>,
     pub(super) max_norm: Option<f32>,
     pub(super) loss_scale: Option<LossScaleOptions>,
@@ -130,12 +144,12 @@ pub struct AdamW {
 
 impl fmt::Debug for AdamW {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, groups, parameters, max_norm, loss_scale, seed, .. } = self;
+        let Self { device, groups, entries, max_norm, loss_scale, seed, .. } = self;
         formatter
             .debug_struct("AdamW")
             .field("device", device)
             .field("groups", groups)
-            .field("parameters", &parameters.len())
+            .field("parameters", &entries.len())
             .field("max_norm", max_norm)
             .field("loss_scale", loss_scale)
             .field("seed", seed)
@@ -161,6 +175,7 @@ impl AdamW {
         Ok(Self {
             device: device.clone(),
             groups: vec![options],
+            entries: Vec::new(),
             parameters: Vec::new(),
             max_norm: None,
             loss_scale: None,
@@ -184,58 +199,100 @@ impl AdamW {
         Ok(Group(self.groups.len() - 1))
     }
 
-    /// Adds weights, contiguous and of any shape, to the first group. Those of 16 bits get a copy in f32. Their gradient comes after those of the weights before.
+    /// Adds weights to the first group: a contiguous tensor of any shape, or a table of experts. Those of 16 bits get a copy in f32. Their gradient comes after those
+    /// of the weights before.
     ///
     /// # Errors
     ///
     /// As [`add_with`](Self::add_with).
-    pub fn add<'a>(&mut self, name: impl Into<String>, weights: impl Into<AnyTensor<'a>>) -> Result<()> {
+    pub fn add<'a>(&mut self, name: impl Into<String>, weights: impl Into<AnyWeights<'a>>) -> Result<()> {
         self.add_with(name, weights, ParameterOptions::default())
     }
 
-    /// Adds weights with a group and a rounding of their own.
+    /// Adds weights with a group, a rounding and moments of their own.
+    ///
+    /// The vectors of a table `name` are the tensors `name.u`, `name.v` and, if its units are gated, `name.w`, of shape `[N, hidden, D]` or `[N, hidden, O]`. All its
+    /// rows have to be on the device, in f32, f16 or bf16.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if there are weights of that name, or there is no such group. [`Error::Stride`] if the weights are
-    /// not contiguous. [`Error::DeviceMismatch`] if they are another device's. [`Error::ReadOnly`] if they cannot be written.
+    /// [`Error::Argument`] if there are weights of that name, there is no such group, or a table is none of these. [`Error::Stride`] if a tensor is
+    /// not contiguous. [`Error::DeviceMismatch`] if the weights are another device's. [`Error::ReadOnly`] if they cannot be written.
     /// [`Error::Overlap`] if they share memory with others of this optimiser. Otherwise as for [`Tensor::zeros`] and
     /// [`ops::cast`].
     pub fn add_with<'a>(
         &mut self,
         name: impl Into<String>,
-        weights: impl Into<AnyTensor<'a>>,
+        weights: impl Into<AnyWeights<'a>>,
         options: ParameterOptions,
     ) -> Result<()> {
-        const OPERATION: &str = "AdamW::add";
         let (name, weights, group) = (name.into(), weights.into(), options.group.0);
-        if self.parameters.iter().any(|parameter| parameter.name == name) {
-            let expected = "a name that no other weights have".into();
-            return Err(Error::Argument { operation: OPERATION, argument: "name", expected, actual: name });
+        let is_experts = matches!(weights, AnyWeights::Experts(_));
+        let all = match weights {
+            AnyWeights::Tensor(tensor) => vec![(name.clone(), Weights::of(tensor))],
+            AnyWeights::Experts(table) => vectors_of(ADD, table)?
+                .into_iter()
+                .map(|(of, vectors)| (format!("{name}.{of}"), vectors))
+                .collect(),
+        };
+        let is_taken = |name: &str| {
+            self.entries.iter().any(|entry| entry.name == name)
+                || self.parameters.iter().any(|parameter| parameter.name == name)
+        };
+        if let Some(taken) =
+            std::iter::once(&name).chain(all.iter().map(|(name, _)| name)).find(|name| is_taken(name))
+        {
+            let (expected, actual) = ("a name that no other weights have".into(), taken.clone());
+            return Err(Error::Argument { operation: ADD, argument: "name", expected, actual });
         }
         if group >= self.groups.len() {
             let (expected, actual) =
                 (format!("one of {} groups", self.groups.len()), format!("number {group}"));
-            return Err(Error::Argument { operation: OPERATION, argument: "group", expected, actual });
+            return Err(Error::Argument { operation: ADD, argument: "group", expected, actual });
         }
-        self.device.expect_same(OPERATION, "weights", weights.device())?;
-        with_tensor!(weights, tensor => {
-            tensor.expect_writable(OPERATION, "weights")?;
-            expect_contiguous(OPERATION, "weights", tensor)?;
-        });
-        if self.parameters.iter().any(|other| other.weights.any().span().meets(&weights.span())) {
-            return Err(Error::Overlap { operation: OPERATION, operand: "weights", other: "weights" });
+        let mut parameters = Vec::with_capacity(all.len());
+        for (name, weights) in all {
+            parameters.push(self.parameter_of(name, weights, is_experts, options)?);
         }
-        let shape = weights.shape();
-        let is_f32 = matches!(weights, AnyTensor::F32(_));
-        let master = match options.rounding {
-            Rounding::Master if !is_f32 => Some(widened_copy(weights)?),
-            _ => None,
-        };
-        let moments = [Tensor::zeros(&self.device, shape)?, Tensor::zeros(&self.device, shape)?];
-        self.parameters.push(Parameter { name, weights: Weights::of(weights), master, moments, group });
+        let first = self.parameters.len();
+        self.parameters.extend(parameters);
+        self.entries.push(Entry { name, tensors: first..self.parameters.len(), is_experts });
         self.tables = None;
         Ok(())
+    }
+
+    /// A tensor of weights, checked, with its moments.
+    fn parameter_of(
+        &self,
+        name: String,
+        own: Weights,
+        is_experts: bool,
+        options: ParameterOptions,
+    ) -> Result<Parameter> {
+        let ParameterOptions { group, rounding, second_moment } = options;
+        let weights = own.any();
+        self.device.expect_same(ADD, "weights", weights.device())?;
+        with_tensor!(weights, tensor => {
+            tensor.expect_writable(ADD, "weights")?;
+            // Vectors of experts are not, and kernels know their strides.
+            if !is_experts {
+                expect_contiguous(ADD, "weights", tensor)?;
+            }
+        });
+        if self.parameters.iter().any(|other| other.weights.any().span().meets(&weights.span())) {
+            return Err(Error::Overlap { operation: ADD, operand: "weights", other: "weights" });
+        }
+        let master = match rounding {
+            Rounding::Master if !matches!(weights, AnyTensor::F32(_)) => Some(widened_copy(weights)?),
+            _ => None,
+        };
+        let mut of_squares = weights.shape().to_vec();
+        if let (SecondMoment::PerRow, Some(last)) = (second_moment, of_squares.last_mut()) {
+            *last = 1;
+        }
+        let moments =
+            [Tensor::zeros(&self.device, weights.shape())?, Tensor::zeros(&self.device, of_squares)?];
+        Ok(Parameter { name, weights: own, master, moments, group: group.0, is_experts, second_moment })
     }
 
     /// The norm that all gradients together are limited to: those of a larger one are multiplied with `max_norm` / (norm + 10⁻⁶), after the loss scale is taken off.
@@ -320,16 +377,17 @@ impl AdamW {
 
     /// The names of the weights, in the order of their gradients.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.parameters.iter().map(|parameter| parameter.name.as_str())
+        self.entries.iter().map(|entry| entry.name.as_str())
     }
 
-    /// The first and the second moment of the weights `name`: views of what the optimiser has. `None` if there are no such weights.
+    /// The first and the second moment of the tensor `name`: views of what the optimiser has. `None` if there is no such tensor. With one second moment for a row,
+    /// the last axis of that has length 1.
     #[must_use]
     pub fn moments(&self, name: &str) -> Option<[Tensor<f32>; 2]> {
         self.parameter(name).map(|parameter| parameter.moments.clone())
     }
 
-    /// The copy in f32 of the weights `name`: a view of what the optimiser has. `None` if there are no such weights, or no copy.
+    /// The copy in f32 of the tensor `name`: a view of what the optimiser has. `None` if there is no such tensor, or no copy.
     #[must_use]
     pub fn master(&self, name: &str) -> Option<Tensor<f32>> {
         self.parameter(name).and_then(|parameter| parameter.master.clone())
@@ -373,7 +431,8 @@ impl AdamW {
     ///
     /// [`Error::Driver`] if a step, or work before it, failed.
     pub fn steps(&self) -> Result<Vec<u32>> {
-        Ok(self.history_words()?.chunks_exact(HISTORY_WORDS).map(|words| words[0]).collect())
+        let words = self.history_words()?;
+        Ok(self.entries.iter().map(|entry| words[entry.tensors.start * HISTORY_WORDS]).collect())
     }
 
     /// The history of all tensors, of those too that have been added since the last step.
@@ -385,29 +444,52 @@ impl AdamW {
         Ok(words)
     }
 
-    /// Moves all weights by their gradients, which come in the order in which weights were added and have their shapes. On a GPU the work may still be under way
+    /// Moves all weights by their gradients, which come in the order in which weights were added. On a GPU the work may still be under way
     /// when this returns.
+    ///
+    /// ```
+    /// use warpsmith::layers::Embedding;
+    /// use warpsmith::optim::{AdamW, AdamWOptions};
+    /// use warpsmith::{Device, Tensor};
+    ///
+    /// let device = Device::emulator();
+    /// let layer = Embedding::new(Tensor::<f32>::zeros(&device, [1000, 2])?)?;
+    /// let options = AdamWOptions { learning_rate: 0.5, ..AdamWOptions::default() };
+    /// let mut optimizer = AdamW::new(&device, options)?;
+    /// optimizer.add("table", layer.table())?;
+    /// let (y, saved) = layer.forward_train(&Tensor::from_slice(&device, &[7u32, 9, 7], [3])?)?;
+    /// let dy = Tensor::from_slice(&device, &[-1.0f32; 6], [3, 2])?;
+    /// // The gradient has two rows of the thousand, and only these are touched.
+    /// optimizer.step(&[(&layer.backward(&saved, &dy)?).into()])?;
+    /// assert_eq!(layer.table().slice(0, 6..10)?.to_vec()?, [0.0, 0.0, 0.5, 0.5, 0.0, 0.0, 0.5, 0.5]);
+    /// # assert_eq!(y.shape(), [3, 2]);
+    /// # Ok::<(), warpsmith::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
     /// As [`step_on`](Self::step_on).
-    pub fn step(&mut self, gradients: &[AnyTensor<'_>]) -> Result<()> {
+    pub fn step(&mut self, gradients: &[Gradient<'_>]) -> Result<()> {
         let gradients: Vec<_> = gradients.iter().copied().map(Some).collect();
         self.step_on(&self.device.default_stream(), &gradients)
     }
 
     /// The same on `stream`. Weights whose gradient is `None` stay as they are: they neither decay nor take a step.
     ///
+    /// A gradient of rows has different ones, in ascending order. The CPU refuses others. Elsewhere a row that is not there counts for nothing, and one that is named twice
+    /// is moved in an order that is not specified.
+    ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if there is another number of gradients than of weights, or a GPU's stream is being captured and the
-    /// step differs from the last one in options or in where gradients are. [`Error::Shape`], [`Error::Stride`] and
-    /// [`Error::DeviceMismatch`] if a gradient does not fit its weights, or is not contiguous. [`Error::Overlap`] if one shares
+    /// [`Error::Argument`] if there is another number of gradients than of weights, or one is of another kind than its weights. Likewise if a GPU's stream is being captured
+    /// and the step differs from the last one in options or in where gradients are; on the CPU, if ids are not as they should be. [`Error::Shape`], [`Error::Stride`] and
+    /// [`Error::DeviceMismatch`] if a gradient does not fit its weights, or is not contiguous. [`Error::SizeLimit`] if it has too many rows. [`Error::Overlap`] if one shares
     /// memory with weights. Otherwise whatever loading the kernels and launching them may return.
-    pub fn step_on(&mut self, stream: &Stream, gradients: &[Option<AnyTensor<'_>>]) -> Result<()> {
-        let _range = trace::operation("AdamW::step");
-        self.check(stream, gradients)?;
-        if self.parameters.is_empty() {
+    pub fn step_on(&mut self, stream: &Stream, gradients: &[Option<Gradient<'_>>]) -> Result<()> {
+        let _range = trace::operation(STEP);
+        self.device.expect_same(STEP, "stream", stream.device())?;
+        let gradients = self.of_tensors(gradients)?;
+        if self.parameters.iter().all(|parameter| parameter.len() == 0) {
             return Ok(());
         }
         if self.tables.is_none() {
@@ -416,48 +498,11 @@ impl AdamW {
             self.history = Tensor::from_slice(&self.device, &words, [self.parameters.len(), HISTORY_WORDS])?;
         }
         if self.device.kind() == DeviceKind::Cpu {
-            self.check_apart(gradients)?;
+            self.check_apart(&gradients)?;
             self.tables = Some(Tables::none());
-            return self.step_on_cpu(gradients);
+            return self.step_on_cpu(&gradients);
         }
-        self.step_on_device(stream, gradients)
-    }
-
-    fn check(&self, stream: &Stream, gradients: &[Option<AnyTensor<'_>>]) -> Result<()> {
-        const OPERATION: &str = "AdamW::step";
-        self.device.expect_same(OPERATION, "stream", stream.device())?;
-        if gradients.len() != self.parameters.len() {
-            let expected = format!("one of each of {} weights", self.parameters.len());
-            let actual = gradients.len().to_string();
-            return Err(Error::Argument { operation: OPERATION, argument: "gradients", expected, actual });
-        }
-        for (parameter, gradient) in self.parameters.iter().zip(gradients) {
-            let Some(gradient) = gradient else { continue };
-            self.device.expect_same(OPERATION, "gradient", gradient.device())?;
-            let shape = parameter.weights.any().shape();
-            if gradient.shape() != shape {
-                return Err(Error::Shape {
-                    operation: OPERATION,
-                    operand: "gradient",
-                    expected: format!("{shape:?}, as `{}` has", parameter.name),
-                    actual: gradient.shape().to_vec(),
-                });
-            }
-            with_tensor!(*gradient, tensor => expect_contiguous(OPERATION, "gradient", tensor)?);
-        }
-        Ok(())
-    }
-
-    /// The error for a gradient that shares memory with weights.
-    fn check_apart(&self, gradients: &[Option<AnyTensor<'_>>]) -> Result<()> {
-        for gradient in gradients.iter().flatten() {
-            let meets = |parameter: &Parameter| parameter.weights.any().span().meets(&gradient.span());
-            if self.parameters.iter().any(meets) {
-                let (operation, operand, other) = ("AdamW::step", "gradient", "weights");
-                return Err(Error::Overlap { operation, operand, other });
-            }
-        }
-        Ok(())
+        self.step_on_device(stream, &gradients)
     }
 
     /// What a step does, and whether it needs the sums of squares.
@@ -468,70 +513,39 @@ impl AdamW {
         StepFlags(clips | scales | has_sums)
     }
 
-    /// Which implementation [`step`](Self::step) takes.
-    #[must_use]
-    pub fn implementation(&self) -> Implementation {
-        let pieces =
-            self.parameters.iter().map(|one| (one.len() as u64).div_ceil(u64::from(PIECE))).sum::<u64>();
-        if pieces == 0 {
-            return Implementation::Empty;
+    /// Which implementation [`step_on`](Self::step_on) takes for these gradients.
+    ///
+    /// # Errors
+    ///
+    /// As [`step_on`](Self::step_on) for gradients that do not fit.
+    pub fn implementation(&self, gradients: &[Option<Gradient<'_>>]) -> Result<Implementation> {
+        let gradients = self.of_tensors(gradients)?;
+        let (mut pieces, mut blocks_of_pieces, mut blocks_of_rows) = (0, 0, 0);
+        for (parameter, gradient) in self.parameters.iter().zip(&gradients) {
+            pieces += parameter.pieces();
+            if let Some(launch) = RowsLaunch::of(parameter, gradient.as_ref())? {
+                blocks_of_pieces += launch.pieces;
+                blocks_of_rows += launch.grid[0] * launch.grid[1];
+            }
+        }
+        if pieces == 0 && blocks_of_rows == 0 {
+            return Ok(Implementation::Empty);
         }
         if self.device.kind() == DeviceKind::Cpu {
-            return Implementation::Cpu;
+            return Ok(Implementation::Cpu);
         }
-        let of = |name, blocks| Implementation::kernel(&self.device, name, blocks);
-        let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
+        let of = |name, blocks: usize| match blocks {
+            0 => Implementation::Empty,
+            _ => Implementation::kernel(&self.device, name, u32::try_from(blocks).unwrap_or(u32::MAX)),
+        };
         let mut all = Implementation::Empty;
         if self.flags().has(StepFlags::HAS_SUMS) {
             all = of(adamw_square_sums::DECLARATION.name, pieces);
+            all = all.then(of(adamw_row_square_sums::DECLARATION.name, blocks_of_pieces));
         }
         all = all.then(of(adamw_prepare::DECLARATION.name, 1));
-        all.then(of(adamw_update::DECLARATION.name, pieces))
-    }
-
-    fn step_on_device(&mut self, stream: &Stream, gradients: &[Option<AnyTensor<'_>>]) -> Result<()> {
-        if self.tables.is_none() {
-            self.tables = Some(Tables::new(&self.device, &self.parameters, &self.groups)?);
-        }
-        let flags = self.flags();
-        let scale = self.loss_scale.unwrap_or_default();
-        let Some(tables) = &mut self.tables else { return Ok(()) };
-        tables.set_options(stream, &self.groups)?;
-        tables.set_gradients(stream, gradients)?;
-        let Some(pieces) = tables.piece_count() else { return Ok(()) };
-        let params = AdamWParams {
-            history: self.history.arg_mut(),
-            status: GlobalMut::new(self.status.arg_mut().address()),
-            seed: self.seed,
-            tensor_count: self.parameters.len() as u32,
-            flags,
-            max_norm: self.max_norm.unwrap_or(f32::INFINITY),
-            growth: scale.growth,
-            backoff: scale.backoff,
-            growth_interval: scale.growth_interval,
-            ..tables.params()
-        };
-        let device = &self.device;
-        let (prepare, update) = (device.kernel::<adamw_prepare>()?, device.kernel::<adamw_update>()?);
-        let squares = match flags.has(StepFlags::HAS_SUMS) {
-            true => Some(device.kernel::<adamw_square_sums>()?),
-            false => None,
-        };
-        let mut operands: Vec<&dyn Operand> = vec![&self.history, &self.status];
-        operands.extend(tables.operands());
-        operands.extend(self.parameters.iter().flat_map(Parameter::operands));
-        operands.extend(gradients.iter().flatten().map(AnyTensor::operand));
-        stream.with_operands(&operands, || {
-            // SAFETY: the tables say where the operands are, whose sizes and alignment they were made from; weights, moments and copies share no memory with each
-            // other or with gradients. `with_operands` orders the work with their other uses.
-            unsafe {
-                if let Some(squares) = squares {
-                    squares.launch(stream, [pieces, 1, 1], (params,))?;
-                }
-                prepare.launch(stream, [1, 1, 1], (params,))?;
-                update.launch(stream, [pieces, 1, 1], (params,))
-            }
-        })
+        all = all.then(of(adamw_update::DECLARATION.name, pieces));
+        Ok(all.then(of(adamw_update_rows::DECLARATION.name, blocks_of_rows)))
     }
 }
 
@@ -553,7 +567,7 @@ fn widened_copy(weights: AnyTensor<'_>) -> Result<Tensor<f32>> {
     ops::cast::<f32>(weights).run()
 }
 
-fn expect_contiguous<T: Element>(
+pub(super) fn expect_contiguous<T: Element>(
     operation: &'static str,
     operand: &'static str,
     tensor: &Tensor<T>,

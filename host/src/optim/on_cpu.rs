@@ -1,43 +1,104 @@
 //! A step on the CPU: the operations of the kernels, in their order.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 use rayon::prelude::*;
-use warpsmith_dsl::adamw::{CHUNK, HISTORY_WORDS, KIND_BF16, KIND_F16, PIECE, StepFlags, status};
+use warpsmith_dsl::adamw::{CHUNK, HISTORY_WORDS, KIND_BF16, KIND_F16, StepFlags, status};
 
-use super::adamw::{AdamW, Weights};
+use super::adamw::{AdamW, Parameter, STEP};
+use super::on_device::RowsLaunch;
+use super::operands::{OfTensor, Weights};
+use super::options::SecondMoment;
 use crate::cpu::AdamWScalars;
-use crate::cpu::adamw::{philox_4x32, round_randomly, square_sums, sum_of_pieces};
-use crate::error::Result;
-use crate::ops::rows::{AnyTensor, rounded};
+use crate::cpu::adamw::{mean_of_squares, philox_4x32, round_randomly, square_sums, sum_of_pieces};
+use crate::error::{Error, Result};
+use crate::ops::rows::rounded;
+use crate::tensor::{Element, Tensor};
 
 /// Elements that one task moves, a multiple of those that share random bits.
 const PART: usize = 1 << 12;
 
+/// A gradient's numbers, and which rows of the tensor they are: ranges of them, one after the other.
+struct Numbers {
+    numbers: Vec<f32>,
+    runs: Vec<Range<usize>>,
+}
+
+impl Numbers {
+    fn of(parameter: &Parameter, gradient: &OfTensor<'_>) -> Result<Self> {
+        let mut numbers = gradient.elements.to_f32()?;
+        let [rows, vectors, columns] = parameter.sizes();
+        let Some([ids, count]) = gradient.rows else {
+            let all = 0..rows;
+            return Ok(Self { numbers, runs: std::iter::once(all).collect() });
+        };
+        let mut ids = ids.to_vec()?;
+        ids.truncate(count.to_vec()?.first().map_or(0, |&count| count as usize));
+        numbers.truncate(ids.len() * vectors * columns);
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for id in ids {
+            let place = id as usize;
+            let end = runs.last().map_or(0, |run| run.end);
+            if place < end || place >= rows {
+                return Err(Error::Argument {
+                    operation: STEP,
+                    argument: "ids",
+                    expected: format!("ascending ones below {rows}, each once, for `{}`", parameter.name),
+                    actual: if place < rows { format!("{id} after {}", end - 1) } else { id.to_string() },
+                });
+            }
+            match runs.last_mut() {
+                Some(run) if run.end == place => run.end += 1,
+                _ => runs.push(place..place + 1),
+            }
+        }
+        Ok(Self { numbers, runs })
+    }
+}
+
+/// Some rows of a tensor.
+fn rows_of<T: Element>(tensor: &Tensor<T>, rows: usize, run: &Range<usize>) -> Result<Tensor<T>> {
+    if run.len() == rows { Ok(tensor.clone()) } else { tensor.slice(0, run.clone()) }
+}
+
+impl Weights {
+    fn rows(&self, rows: usize, run: &Range<usize>) -> Result<Self> {
+        Ok(match self {
+            Self::F16(tensor) => Self::F16(rows_of(tensor, rows, run)?),
+            Self::Bf16(tensor) => Self::Bf16(rows_of(tensor, rows, run)?),
+            Self::F32(tensor) => Self::F32(rows_of(tensor, rows, run)?),
+        })
+    }
+}
+
 impl AdamW {
     /// Steps that have been checked.
-    pub(super) fn step_on_cpu(&mut self, gradients: &[Option<AnyTensor<'_>>]) -> Result<()> {
-        let gradients = gradients
-            .iter()
-            .map(|gradient| gradient.map(AnyTensor::to_f32).transpose())
-            .collect::<Result<Vec<_>>>()?;
-        if self.parameters.iter().all(|parameter| parameter.len() == 0) {
-            return Ok(());
-        }
+    pub(super) fn step_on_cpu(&mut self, gradients: &[Option<OfTensor<'_>>]) -> Result<()> {
         let flags = self.flags();
         let mut words = self.status.to_vec()?;
         let scale = words[status::SCALE];
         let unscale = if flags.has(StepFlags::SCALES) { 1.0 / scale } else { 1.0 };
-        let mut norm = 0.0;
-        if flags.has(StepFlags::HAS_SUMS) {
-            let mut sums = Vec::new();
-            for (parameter, gradient) in self.parameters.iter().zip(&gradients) {
-                match gradient {
-                    Some(gradient) => sums.extend(square_sums(gradient, unscale)),
-                    None => sums.extend(vec![0.0; parameter.len().div_ceil(PIECE as usize)]),
+        let (mut all, mut sums, mut sums_of_rows) = (Vec::new(), Vec::new(), Vec::new());
+        for (parameter, gradient) in self.parameters.iter().zip(gradients) {
+            let launch = RowsLaunch::of(parameter, gradient.as_ref())?;
+            let numbers = gradient.as_ref().map(|gradient| Numbers::of(parameter, gradient)).transpose()?;
+            if flags.has(StepFlags::HAS_SUMS) {
+                let of = numbers.as_ref().map_or(&[][..], |of| &of.numbers);
+                let (of, of_rows) = if launch.is_some() { (&[][..], of) } else { (of, &[][..]) };
+                for (sums, numbers, pieces) in [
+                    (&mut sums, of, parameter.pieces()),
+                    (&mut sums_of_rows, of_rows, launch.map_or(0, |launch| launch.pieces)),
+                ] {
+                    let end = sums.len() + pieces;
+                    sums.extend(square_sums(numbers, unscale));
+                    sums.resize(end, 0.0);
                 }
             }
-            norm = sum_of_pieces(&sums).sqrt();
+            all.push(numbers);
         }
+        sums.extend(sums_of_rows);
+        let norm = sum_of_pieces(&sums).sqrt();
         let found = flags.has(StepFlags::SCALES) && norm.is_nan();
         let ratio = self.max_norm.map_or(1.0, |max_norm| max_norm / (norm + 1e-6));
         // NaN stays NaN.
@@ -62,8 +123,8 @@ impl AdamW {
             return Ok(());
         }
         let mut history = self.history.to_vec()?;
-        for (number, gradient) in gradients.into_iter().enumerate() {
-            let Some(gradient) = gradient else { continue };
+        for (number, numbers) in all.into_iter().enumerate() {
+            let Some(numbers) = numbers else { continue };
             let of_tensor = &mut history[number * HISTORY_WORDS..][..HISTORY_WORDS];
             let options = self.groups[self.parameters[number].group];
             let mut powers = [0.0; 2];
@@ -74,74 +135,126 @@ impl AdamW {
                 (of_tensor[2 + 2 * i], of_tensor[3 + 2 * i]) = (bits as u32, (bits >> 32) as u32);
             }
             of_tensor[0] = of_tensor[0].wrapping_add(1);
-            let step = of_tensor[0];
-            let scalars = AdamWScalars::<f32>::new(
-                options.learning_rate,
-                options.betas,
-                options.epsilon,
-                options.weight_decay,
-                options.bias_correction.then_some(powers),
-            );
-            self.move_tensor(number, &gradient, &scalars, [unscale, clip], step)?;
+            let step = CpuStep {
+                scalars: AdamWScalars::<f32>::new(
+                    options.learning_rate,
+                    options.betas,
+                    options.epsilon,
+                    options.weight_decay,
+                    options.bias_correction.then_some(powers),
+                ),
+                factors: [unscale, clip],
+                counter: [of_tensor[0], number as u32],
+                key: [self.seed as u32, (self.seed >> 32) as u32],
+            };
+            let parameter = &mut self.parameters[number];
+            let [_, vectors, columns] = parameter.sizes();
+            let mut gradients = &numbers.numbers[..];
+            for run in &numbers.runs {
+                let (own, rest) = gradients.split_at(run.len() * vectors * columns);
+                step.move_rows(parameter, run, own)?;
+                gradients = rest;
+            }
         }
         self.history.write_slice(&history)
     }
+}
 
-    fn move_tensor(
-        &mut self,
-        number: usize,
-        gradients: &[f32],
-        scalars: &AdamWScalars<f32>,
-        factors: [f32; 2],
-        step: u32,
-    ) -> Result<()> {
-        let key = [self.seed as u32, (self.seed >> 32) as u32];
-        let parameter = &mut self.parameters[number];
-        let mut weights = match &parameter.master {
+/// What a step does to a tensor.
+struct CpuStep {
+    scalars: AdamWScalars<f32>,
+    factors: [f32; 2],
+    /// What random bits are made from, but for the chunk.
+    counter: [u32; 2],
+    key: [u32; 2],
+}
+
+impl CpuStep {
+    /// Moves rows that are next to each other.
+    fn move_rows(&self, parameter: &mut Parameter, run: &Range<usize>, gradients: &[f32]) -> Result<()> {
+        let [rows, vectors, columns] = parameter.sizes();
+        let mut own = parameter.weights.rows(rows, run)?;
+        let mut master = parameter.master.as_ref().map(|master| rows_of(master, rows, run)).transpose()?;
+        let mut weights = match &master {
             Some(master) => master.to_vec()?,
-            None => parameter.weights.any().to_f32()?,
+            None => own.any().to_f32()?,
         };
-        let [mut means, mut squares] = [parameter.moments[0].to_vec()?, parameter.moments[1].to_vec()?];
-        weights
-            .par_chunks_mut(PART)
-            .zip(means.par_chunks_mut(PART).zip(squares.par_chunks_mut(PART)))
-            .zip(gradients.par_chunks(PART))
-            .for_each(|((weights, (means, squares)), gradients)| {
-                for (((weight, mean), square), &gradient) in
-                    weights.iter_mut().zip(means).zip(squares).zip(gradients)
-                {
-                    [*weight, *mean, *square] = scalars.element(gradient, factors, [*weight, *mean, *square]);
-                }
-            });
-        parameter.moments[0].write_slice(&means)?;
-        parameter.moments[1].write_slice(&squares)?;
-        if let Some(master) = &mut parameter.master {
+        let [mut of_means, mut of_squares] =
+            [rows_of(&parameter.moments[0], rows, run)?, rows_of(&parameter.moments[1], rows, run)?];
+        let [mut means, mut squares] = [of_means.to_vec()?, of_squares.to_vec()?];
+        match parameter.second_moment {
+            SecondMoment::PerElement => weights
+                .par_chunks_mut(PART)
+                .zip(means.par_chunks_mut(PART).zip(squares.par_chunks_mut(PART)))
+                .zip(gradients.par_chunks(PART))
+                .for_each(|((weights, (means, squares)), gradients)| {
+                    for (((weight, mean), square), &gradient) in
+                        weights.iter_mut().zip(means).zip(squares).zip(gradients)
+                    {
+                        [*weight, *mean, *square] =
+                            self.scalars.element(gradient, self.factors, [*weight, *mean, *square]);
+                    }
+                }),
+            SecondMoment::PerRow => weights
+                .par_chunks_mut(columns.max(1))
+                .zip(means.par_chunks_mut(columns.max(1)).zip(&mut squares))
+                .zip(gradients.par_chunks(columns.max(1)))
+                .for_each(|((weights, (means, square)), gradients)| {
+                    let gradients: Vec<f32> = gradients
+                        .iter()
+                        .map(|gradient| gradient * self.factors[0] * self.factors[1])
+                        .collect();
+                    *square = self.scalars.square(mean_of_squares(&gradients), *square);
+                    let divisor = self.scalars.divisor(*square);
+                    for ((weight, mean), gradient) in weights.iter_mut().zip(means).zip(gradients) {
+                        [*weight, *mean] = self.scalars.moved(gradient, divisor, [*weight, *mean]);
+                    }
+                }),
+        }
+        of_means.write_slice(&means)?;
+        of_squares.write_slice(&squares)?;
+        if let Some(master) = &mut master {
             master.write_slice(&weights)?;
-            return match &mut parameter.weights {
+            return match &mut own {
                 Weights::F16(tensor) => tensor.write_slice(&rounded(&weights)),
                 Weights::Bf16(tensor) => tensor.write_slice(&rounded(&weights)),
                 Weights::F32(tensor) => tensor.write_slice(&weights),
             };
         }
-        let bits = |kind: u32| -> Vec<u16> {
-            let chunks = weights.par_chunks(CHUNK as usize).enumerate();
-            let of_chunks = chunks.flat_map_iter(|(chunk, weights)| {
-                let counter = [chunk as u32, (chunk as u64 >> 32) as u32, step, number as u32];
-                let random = philox_4x32(counter, key);
-                weights.iter().zip(random).map(move |(&weight, word)| round_randomly(weight, kind, word))
-            });
-            of_chunks.collect()
-        };
-        match &mut parameter.weights {
+        let first = run.start * vectors * columns;
+        match &mut own {
             Weights::F32(tensor) => tensor.write_slice(&weights),
             Weights::F16(tensor) => {
-                let bits = bits(KIND_F16);
+                let bits = self.rounded_randomly(KIND_F16, first, &weights);
                 tensor.write_slice(&bits.into_iter().map(f16::from_bits).collect::<Vec<_>>())
             }
             Weights::Bf16(tensor) => {
-                let bits = bits(KIND_BF16);
+                let bits = self.rounded_randomly(KIND_BF16, first, &weights);
                 tensor.write_slice(&bits.into_iter().map(bf16::from_bits).collect::<Vec<_>>())
             }
         }
+    }
+
+    /// Weights rounded randomly, of which the first one is number `first` of its tensor.
+    fn rounded_randomly(&self, kind: u32, first: usize, weights: &[f32]) -> Vec<u16> {
+        let [step, tensor] = self.counter;
+        let per = CHUNK as usize;
+        let parts = weights.par_chunks(PART).enumerate().flat_map_iter(move |(part, weights)| {
+            let first = first + part * PART;
+            let mut known: Option<(usize, [u32; CHUNK as usize])> = None;
+            weights.iter().enumerate().map(move |(at, &weight)| {
+                let (chunk, place) = ((first + at) / per, (first + at) % per);
+                let random = match known {
+                    Some((of, random)) if of == chunk => random,
+                    _ => {
+                        let counter = [chunk as u32, (chunk as u64 >> 32) as u32, step, tensor];
+                        philox_4x32(counter, self.key)
+                    }
+                };
+                known = Some((chunk, random));
+                round_randomly(weight, kind, random[place])
+            })
+        });
+        parts.collect()
     }
 }

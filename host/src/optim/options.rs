@@ -82,6 +82,16 @@ pub enum Rounding {
     Stochastic,
 }
 
+/// How many second moments weights have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SecondMoment {
+    /// One for each weight.
+    #[default]
+    PerElement,
+    /// One for each row along the last axis: that of the mean of the row's squared gradients. So large tables take half the memory for their moments.
+    PerRow,
+}
+
 /// What weights are told when they are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ParameterOptions {
@@ -89,6 +99,8 @@ pub struct ParameterOptions {
     pub group: Group,
     /// How weights of 16 bits are rounded; f32 is not.
     pub rounding: Rounding,
+    /// How many second moments they have.
+    pub second_moment: SecondMoment,
 }
 
 /// How the loss is scaled, so that gradients of 16 bits neither vanish nor overflow; as PyTorch's `GradScaler`.

@@ -66,8 +66,8 @@ impl AdamW {
     /// Writes the state into a safetensors file: moments, copies in f32, step counts, options of the groups, the seed, the loss scale. The file is there as a whole
     /// or not at all. The weights are the model's, and saved with it.
     ///
-    /// Of weights `name` it has `first_moment.name`, `second_moment.name`, `master.name` if there is a copy, `step.name`, `powers.name` (of both decay rates, to the
-    /// power of the steps) and `place.name`, their number.
+    /// Of a tensor `name` it has `first_moment.name`, `second_moment.name`, `master.name` if there is a copy, `step.name`, `powers.name` (of both decay rates, to the
+    /// power of the steps) and `place.name`, its number. A table of experts has two or three tensors; see [`add_with`](Self::add_with).
     ///
     /// # Errors
     ///
@@ -184,15 +184,15 @@ fn numbers_of(options: &AdamWOptions) -> [f64; OPTIONS] {
 /// What the file has of weights, checked.
 fn load_one(path: &Path, file: &Weights, place: usize, parameter: &Parameter) -> Result<Loaded> {
     let name = |what: &str| format!("{what}.{}", parameter.name);
-    let shape = parameter.moments[0].shape();
-    let elements = |what: &str| {
+    let elements = |what: &str, shape: &[usize]| {
         let array = file.array::<f32>(&name(what))?;
         if array.shape() != shape {
             return Err(file.unexpected_shape(&name(what), format!("shape {shape:?}")));
         }
         Ok(array.into_raw_vec_and_offset().0)
     };
-    let is_random = parameter.master.is_none() && !matches!(parameter.weights, super::adamw::Weights::F32(_));
+    let is_random =
+        parameter.master.is_none() && !matches!(parameter.weights, super::operands::Weights::F32(_));
     let [saved] = of_shape::<u32, 1>(file, &name("place"))?;
     if is_random && saved as usize != place {
         let expected = format!("place {place}, on which random bits depend");
@@ -205,8 +205,11 @@ fn load_one(path: &Path, file: &Weights, place: usize, parameter: &Parameter) ->
     }
     let [a, b] = powers.map(f64::to_bits);
     Ok(Loaded {
-        moments: [elements("first_moment")?, elements("second_moment")?],
-        master: parameter.master.as_ref().map(|_| elements("master")).transpose()?,
+        moments: [
+            elements("first_moment", parameter.moments[0].shape())?,
+            elements("second_moment", parameter.moments[1].shape())?,
+        ],
+        master: parameter.master.as_ref().map(|master| elements("master", master.shape())).transpose()?,
         history: [step, 0, a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32],
     })
 }

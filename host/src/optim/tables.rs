@@ -1,12 +1,13 @@
 //! The tables of a step on the device, which stay from step to step.
 
 use warpsmith_dsl::adamw::{
-    AdamWParams, GRADIENT_WORDS, GROUP_WORDS, KIND_F32, PIECE, PIECE_WORDS, SCALAR_WORDS, StepFlags,
-    TENSOR_WORDS,
+    AdamWParams, GRADIENT_WORDS, GROUP_WORDS, KIND_BF16, KIND_F16, KIND_F32, KIND_ROWS, PIECE, PIECE_WORDS,
+    SCALAR_WORDS, StepFlags, TENSOR_WORDS,
 };
 use warpsmith_dsl::launch::GlobalMut;
 
-use super::adamw::{Parameter, kind_of};
+use super::adamw::{Parameter, STEP};
+use super::operands::{OfTensor, place_of};
 use super::options::AdamWOptions;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
@@ -37,7 +38,7 @@ impl Table {
             let differing = words.iter().zip(&self.words).filter(|(new, old)| new != old).count()
                 + words.len().abs_diff(self.words.len());
             return Err(Error::Argument {
-                operation: "AdamW::step",
+                operation: STEP,
                 argument: "a table of options and gradients in a capture",
                 expected: "that of the step before, which the graph reads".into(),
                 actual: format!("another, which differs in {differing} of {} words", words.len()),
@@ -88,15 +89,17 @@ fn halves(value: u64) -> [u32; 2] {
     [value as u32, (value >> 32) as u32]
 }
 
-fn place_of(tensor: AnyTensor<'_>) -> [u64; 2] {
-    with_tensor!(tensor, tensor => {
-        let start = tensor.device_address();
-        [start, start + (tensor.len() * tensor.dtype().size()) as u64]
-    })
+/// The number of a type in the kernels' tables.
+pub(super) fn kind_of(tensor: AnyTensor<'_>) -> u32 {
+    match tensor {
+        AnyTensor::F16(_) => KIND_F16,
+        AnyTensor::Bf16(_) => KIND_BF16,
+        AnyTensor::F32(_) => KIND_F32,
+    }
 }
 
 /// Whether elements of this size are at multiples of four of them.
-fn is_aligned(address: u64, bytes: u64) -> bool {
+pub(super) fn is_aligned(address: u64, bytes: u64) -> bool {
     address.is_multiple_of(4 * bytes)
 }
 
@@ -110,7 +113,7 @@ impl Tables {
         for (number, parameter) in parameters.iter().enumerate() {
             let weights = parameter.weights.any();
             let length = parameter.len() as u64;
-            for piece in 0..length.div_ceil(u64::from(PIECE)) {
+            for piece in 0..parameter.pieces() {
                 pieces.extend([number as u32, piece as u32]);
             }
             let own = with_tensor!(weights, tensor => tensor.device_address());
@@ -130,16 +133,7 @@ impl Tables {
         places.sort_unstable();
         debug_assert_eq!(tensors.len(), parameters.len() * TENSOR_WORDS);
         let piece_count = pieces.len() / PIECE_WORDS;
-        let Some(count) = u32::try_from(piece_count).ok().filter(|&count| i32::try_from(count).is_ok())
-        else {
-            return Err(Error::SizeLimit {
-                operation: "AdamW::step",
-                operand: "weights",
-                quantity: "number of elements",
-                limit: format!("at most {} pieces of {PIECE}", i32::MAX),
-                actual: format!("{piece_count} pieces"),
-            });
-        };
+        let count = expect_pieces("weights", piece_count)?;
         let on_device = OnDevice {
             pieces: Tensor::from_slice(device, &pieces, [pieces.len()])?,
             tensors: Tensor::from_slice(device, &tensors, [tensors.len()])?,
@@ -153,9 +147,20 @@ impl Tables {
         Ok(Self { on_device: Some(on_device) })
     }
 
-    /// How many pieces there are; `None` if there is nothing to do.
-    pub(super) fn piece_count(&self) -> Option<u32> {
-        self.on_device.as_ref().map(|tables| tables.piece_count).filter(|&count| count > 0)
+    /// How many pieces whole tensors have.
+    pub(super) fn piece_count(&self) -> u32 {
+        self.on_device.as_ref().map_or(0, |tables| tables.piece_count)
+    }
+
+    /// Makes room for the sums of so many pieces of gradients of rows, behind those of whole tensors: how many there are in all.
+    pub(super) fn make_room(&mut self, stream: &Stream, of_rows: usize) -> Result<u32> {
+        let Some(tables) = &mut self.on_device else { return Ok(0) };
+        let all = tables.piece_count as usize + of_rows;
+        let count = expect_pieces("gradients", all)?;
+        if tables.sums.len() < all {
+            tables.sums = Tensor::uninit_on(stream, [all])?;
+        }
+        Ok(count)
     }
 
     /// Takes the options of groups that have changed.
@@ -169,33 +174,34 @@ impl Tables {
     pub(super) fn set_gradients(
         &mut self,
         stream: &Stream,
-        gradients: &[Option<AnyTensor<'_>>],
+        gradients: &[Option<OfTensor<'_>>],
     ) -> Result<()> {
         let Some(tables) = &mut self.on_device else { return Ok(()) };
         let mut words = Vec::with_capacity(tables.gradients.words.len());
         for gradient in gradients {
-            let Some(gradient) = *gradient else {
+            let Some(OfTensor { elements: gradient, rows }) = *gradient else {
                 words.extend([0; GRADIENT_WORDS]);
                 continue;
             };
+            let kind = if rows.is_some() { KIND_ROWS } else { kind_of(gradient) };
             let (address, bytes) =
                 with_tensor!(gradient, tensor => (tensor.device_address(), tensor.dtype().size() as u64));
             // Of no elements there is no address, and nothing that moves: only the step counts.
             let [low, high] = halves(if address == 0 { u64::from(PIECE) } else { address });
-            words.extend([low, high, kind_of(gradient), u32::from(is_aligned(address, bytes))]);
+            words.extend([low, high, kind, u32::from(is_aligned(address, bytes))]);
         }
         if words == tables.gradients.words {
             return Ok(());
         }
         for gradient in gradients.iter().flatten() {
-            let [start, end] = place_of(*gradient);
+            let [start, end] = place_of(gradient.elements);
             // The last of the weights that begin before the gradient ends: those before it end before it begins.
             let before = tables.places.partition_point(|&[first, _]| first < end);
             let meets = |&[_, last]: &[u64; 2]| last > start;
             if start < end
                 && tables.places[..before].iter().rev().find(|[first, last]| last > first).is_some_and(meets)
             {
-                let (operation, operand, other) = ("AdamW::step", "gradient", "weights");
+                let (operation, operand, other) = (STEP, "gradient", "weights");
                 return Err(Error::Overlap { operation, operand, other });
             }
         }
@@ -244,6 +250,17 @@ impl Tables {
             operands
         })
     }
+}
+
+/// So many pieces, or the error if there are too many.
+fn expect_pieces(operand: &'static str, pieces: usize) -> Result<u32> {
+    u32::try_from(pieces).ok().filter(|&count| i32::try_from(count).is_ok()).ok_or_else(|| Error::SizeLimit {
+        operation: STEP,
+        operand,
+        quantity: "number of elements",
+        limit: format!("at most {} pieces of {PIECE}", i32::MAX),
+        actual: format!("{pieces} pieces"),
+    })
 }
 
 /// The options of groups as the kernels read them.

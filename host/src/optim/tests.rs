@@ -1,5 +1,7 @@
 //! Every device gives the same bits; what is skipped stays; saved state goes on with the same bits; what is refused.
 
+mod rows;
+
 use half::{bf16, f16};
 use proptest::prelude::*;
 
@@ -138,7 +140,11 @@ impl Run {
         for (number, one) in drawn.iter().enumerate() {
             let values = numbers(number as u64, one.length);
             let tensor = Any::new(device, one.dtype, &values, one.offsets[0])?;
-            let options = ParameterOptions { group: groups[one.group], rounding: one.rounding };
+            let options = ParameterOptions {
+                group: groups[one.group],
+                rounding: one.rounding,
+                ..ParameterOptions::default()
+            };
             optimizer.add_with(format!("w{number}"), tensor.any(), options)?;
             weights.push(tensor);
         }
@@ -163,7 +169,7 @@ impl Run {
         let gradients: Vec<_> = gradients
             .iter()
             .zip(&self.drawn)
-            .map(|(gradient, one)| (step != 2 || one.has_second).then(|| gradient.any()))
+            .map(|(gradient, one)| (step != 2 || one.has_second).then(|| gradient.any().into()))
             .collect();
         self.optimizer.step_on(&self.device.default_stream(), &gradients)
     }
@@ -510,7 +516,7 @@ fn what_does_not_fit_is_named() {
         told(optimizer.add_with("x", &of(&[1]), group), ["number 7", "1 groups"]);
         told(optimizer.set_options(Group(7), AdamWOptions::default()), ["number 7", "1 groups"]);
         told(optimizer.step(&[]), ["gradients is 0", "1 weights"]);
-        told(optimizer.step(&[(&of(&[24])).into()]), ["`gradient`", "as `w` has"]);
+        told(optimizer.step(&[(&of(&[24])).into()]), ["`gradient`", "[4, 6], for `w`"]);
         let apart = of(&[6, 4]).swap_axes(0, 1).unwrap();
         told(optimizer.step(&[(&apart).into()]), ["`gradient`", "contiguous"]);
         told(optimizer.step(&[(&w).into()]), ["`gradient`", "shares memory with `weights`"]);

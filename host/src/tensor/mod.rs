@@ -275,6 +275,31 @@ impl<T: Element> Tensor<T> {
         Ok(self.with_layout(self.layout.swap_axes(first, second)?))
     }
 
+    /// The memory of this view as elements of another type, from `start` of those after its first byte on. `None` if it does not begin at a multiple of such an element.
+    /// The caller sees to it that the axes reach no element beyond the view's last.
+    pub(crate) fn reinterpreted<U: Element>(
+        &self,
+        start: usize,
+        shape: &[usize],
+        strides: &[usize],
+    ) -> Option<Tensor<U>> {
+        let before = self.layout.offset() * size_of::<T>();
+        let bytes = self.layout.span() * size_of::<T>();
+        let memory = Layout::contiguous("Tensor::reinterpreted", &[bytes / size_of::<U>()], size_of::<U>());
+        let memory = memory.ok()?.starting_at(before / size_of::<U>());
+        let layout = memory.with_axes(start, shape, strides);
+        before.is_multiple_of(size_of::<U>()).then(|| Tensor {
+            buffer: self.buffer.clone(),
+            layout,
+            elements: PhantomData,
+        })
+    }
+
+    /// Elements from the first to the last one, both among them.
+    pub(crate) fn span_elements(&self) -> usize {
+        self.layout.span()
+    }
+
     /// Other axes over this view's memory; see [`Layout::with_axes`].
     pub(crate) fn with_axes(&self, start: usize, shape: &[usize], strides: &[usize]) -> Self {
         self.with_layout(self.layout.with_axes(start, shape, strides))

@@ -7,9 +7,8 @@ use half::{bf16, f16};
 use warpsmith::error::{Error, Result};
 use warpsmith::ops::cross_entropy::LogitElement;
 use warpsmith::ops::linear::{LinearGradientElement, LinearInput};
-use warpsmith::ops::rows::AnyTensor;
 use warpsmith::ops::{Activation, Implementation};
-use warpsmith::optim::{AdamW, AdamWOptions};
+use warpsmith::optim::{AdamW, AdamWOptions, Gradient};
 use warpsmith::stream::Stream;
 use warpsmith::tensor::{DType, Tensor};
 use warpsmith::weights::FloatElement;
@@ -205,8 +204,10 @@ fn adamw(stream: &Stream, lengths: &[usize]) -> Result<TrainingSubject> {
         Ok((optimizer, gradients.iter().map(Tensor::deep_clone).collect::<Result<_>>()?))
     };
     let sets = (0..sets).map(|_| set()).collect::<Result<Vec<_>>>()?;
-    let implementation =
-        sets.first().map_or(Implementation::Empty, |(optimizer, _)| optimizer.implementation());
+    let implementation = match sets.first() {
+        Some((optimizer, gradients)) => optimizer.implementation(&all_of(gradients))?,
+        None => Implementation::Empty,
+    };
     let mut measured = Steps { stream: stream.clone(), sets };
     // The first step of each makes tables, which cannot be captured.
     (0..measured.sets.len()).try_for_each(|index| measured.enqueue(index))?;
@@ -218,10 +219,13 @@ impl Subject for Steps {
     fn enqueue(&mut self, index: usize) -> Result<()> {
         let at = index % self.sets.len();
         let (optimizer, gradients) = &mut self.sets[at];
-        let gradients: Vec<Option<AnyTensor<'_>>> =
-            gradients.iter().map(|gradient| Some(gradient.into())).collect();
-        optimizer.step_on(&self.stream, &gradients)
+        optimizer.step_on(&self.stream, &all_of(gradients))
     }
+}
+
+/// The gradients as a step takes them.
+fn all_of(gradients: &[Tensor<f32>]) -> Vec<Option<Gradient<'_>>> {
+    gradients.iter().map(|gradient| Some(gradient.into())).collect()
 }
 
 #[cfg(test)]

@@ -3,7 +3,32 @@
 use std::fmt::Write as _;
 
 use warpsmith::DType;
-use warpsmith::optim::Rounding;
+use warpsmith::optim::{Rounding, SecondMoment};
+
+/// What of the weights a gradient has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdamWRows {
+    /// Everything: weights are vectors.
+    All,
+    /// Some rows: the first axis of weights has the length.
+    Some {
+        /// Elements of a row.
+        columns: usize,
+        /// Rows that the gradient has, at most.
+        used: usize,
+    },
+    /// Some experts of a table of as many as the length.
+    Experts {
+        /// Inputs of an expert; it has three outputs more.
+        inputs: usize,
+        /// Hidden units of an expert.
+        hidden: usize,
+        /// Whether the units are gated.
+        gated: bool,
+        /// Experts that the gradient has, at most.
+        used: usize,
+    },
+}
 
 /// Some steps of AdamW to validate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,8 +41,12 @@ pub struct AdamWCase {
     pub rounding: Rounding,
     /// Tensors, each of which has an element more than the one before.
     pub tensors: usize,
-    /// Elements of the first.
+    /// Elements, or rows, of the first.
     pub length: usize,
+    /// What of them gradients have.
+    pub rows: AdamWRows,
+    /// How many second moments there are.
+    pub second_moment: SecondMoment,
     /// Elements in memory before the weights, and before their gradients.
     pub before: [usize; 2],
     /// What the norm of gradients is limited to.
@@ -40,6 +69,8 @@ impl AdamWCase {
             rounding: Rounding::Master,
             tensors: 1,
             length,
+            rows: AdamWRows::All,
+            second_moment: SecondMoment::PerElement,
             before: [0, 0],
             max_norm: None,
             loss_scale: None,
@@ -48,16 +79,50 @@ impl AdamWCase {
         }
     }
 
+    /// The rows of tensor `number` that have a gradient in a step, in ascending order; of weights that are moved as a whole none.
+    #[must_use]
+    pub fn ids(&self, number: usize, step: usize) -> Vec<u32> {
+        let rows = self.length + number;
+        let used = match self.rows {
+            AdamWRows::All => 0,
+            AdamWRows::Some { used, .. } | AdamWRows::Experts { used, .. } => used.min(rows),
+        };
+        // One of each of so many equal parts of the rows, another in each step.
+        let apart = rows.checked_div(used).unwrap_or(1).max(1);
+        let first = (step + self.seed as usize % 7) % apart;
+        (0..used).map(|place| (place * rows / used + first) as u32).collect()
+    }
+
     /// The sizes in short.
     #[must_use]
     pub fn shape(&self) -> String {
-        format!("{}×{}", self.tensors, self.length)
+        let &Self { tensors, length, .. } = self;
+        match self.rows {
+            AdamWRows::All => format!("{tensors}×{length}"),
+            AdamWRows::Some { columns, .. } => format!("{tensors}×{length}×{columns}"),
+            AdamWRows::Experts { inputs, hidden, gated, .. } => {
+                let vectors = hidden * if gated { 3 } else { 2 };
+                format!("{tensors}×{length}×{vectors}×{inputs}")
+            }
+        }
     }
 
     /// The options in short.
     #[must_use]
     pub fn options(&self) -> String {
         let mut told = format!("{} steps", self.steps);
+        match self.rows {
+            AdamWRows::All => {}
+            AdamWRows::Some { used, .. } => {
+                let _ = write!(told, " {used} rows");
+            }
+            AdamWRows::Experts { used, .. } => {
+                let _ = write!(told, " {used} experts");
+            }
+        }
+        if self.second_moment == SecondMoment::PerRow {
+            told.push_str(" moments by row");
+        }
         if self.rounding == Rounding::Stochastic {
             told.push_str(" random");
         }

@@ -19,7 +19,7 @@ mod softmax;
 mod topk;
 mod update;
 
-pub use adamw::AdamWCase;
+pub use adamw::{AdamWCase, AdamWRows};
 pub use attention::{AttentionCase, AttentionLayout, KeyScales, Sequences, Slopes};
 pub use backward::{
     LinearBackwardCase, MatmulBackwardCase, ScaledBackwardCase, SlopesFrom, UpdateBackwardCase,

@@ -25,7 +25,11 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     match kernel {
         Kernel::Squares => {
             for (number, gradient) in [KIND_F32, KIND_F16, KIND_BF16].into_iter().enumerate() {
-                for length in [1, 2, 3, 4, 7, 130, 1024, 1028, 2051, 4092, 4095, 4097, 9001] {
+                // Ends at every element of a chunk, in every chunk of a thread.
+                let ends = (0..4).flat_map(|c| (1..4).map(move |j| 1024 * c + 8 + j));
+                for length in
+                    [1, 2, 3, 4, 7, 130, 1024, 1028, 2051, 4092, 4095, 4097, 9001].into_iter().chain(ends)
+                {
                     for offset in [0, 1] {
                         let flags = if (number + length) % 2 == 0 { 7 } else { 1 };
                         let one = One { gradient: Some(gradient), offset, ..One::new(length) };
@@ -55,6 +59,11 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
                     let grows = count % 2 == 0;
                     all.push(Box::new(Case { flags, pieces, grows, ..Case::new(kernel, tensors) }));
                 }
+            }
+            // The last sum is in every load of a thread.
+            for load in 0..8 {
+                let pieces = 1024 * load + 7;
+                all.push(Box::new(Case { pieces, flags: 3, ..Case::new(kernel, vec![One::new(1)]) }));
             }
             for bad in [f32::INFINITY, f32::NAN] {
                 for flags in [1, 3, 7] {
@@ -146,16 +155,16 @@ const GROWTH: f32 = 4.0;
 const BACKOFF: f32 = 0.25;
 const INTERVAL: u32 = 9;
 const SEED: u64 = 0x1234_5678_9abc_def0;
-/// What is around operands.
-const UNTOUCHED: u8 = 0xa5;
+/// What is around operands: of any type, numbers that sums do not lose.
+const UNTOUCHED: u8 = 0xc5;
 
 /// A number between −1 and 1 that all types have, for a place of an operand.
-fn number(operand: usize, at: usize) -> f32 {
+pub(super) fn number(operand: usize, at: usize) -> f32 {
     super::rows::number(operand as u64, at) as f32
 }
 
 /// Bytes of numbers of a type.
-fn bytes_of(kind: u32, numbers: impl Iterator<Item = f32>) -> Vec<u8> {
+pub(super) fn bytes_of(kind: u32, numbers: impl Iterator<Item = f32>) -> Vec<u8> {
     numbers
         .flat_map(|number| match kind {
             KIND_F16 => f16::from_f32(number).to_le_bytes().to_vec(),
@@ -174,14 +183,23 @@ fn words_of_f64(numbers: &[f64]) -> Vec<u32> {
 }
 
 /// Memory of a launch, and what it has to be afterwards.
-struct Memory {
-    machine: Machine,
+pub(super) struct Memory {
+    pub(super) machine: Machine,
     expected: Vec<(u64, Vec<u8>)>,
 }
 
 impl Memory {
+    pub(super) fn new(config: Config) -> Self {
+        Self { machine: Machine::new(config), expected: Vec::new() }
+    }
+
     /// Bytes with others around them, of which the first `before` are not theirs: the address of the first that is.
-    fn put(&mut self, before: usize, bytes: &[u8], after: Option<Vec<u8>>) -> Result<u64, LaunchError> {
+    pub(super) fn put(
+        &mut self,
+        before: usize,
+        bytes: &[u8],
+        after: Option<Vec<u8>>,
+    ) -> Result<u64, LaunchError> {
         let around = |bytes: &[u8]| [&vec![UNTOUCHED; before], bytes, &[UNTOUCHED; 16]].concat();
         let all = around(bytes);
         let address = self.machine.allocate(all.len() as u64)?;
@@ -192,12 +210,12 @@ impl Memory {
         Ok(address + before as u64)
     }
 
-    fn words(&mut self, words: &[u32], after: Option<Vec<u32>>) -> Result<u64, LaunchError> {
+    pub(super) fn words(&mut self, words: &[u32], after: Option<Vec<u32>>) -> Result<u64, LaunchError> {
         let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         self.put(0, &bytes(words), after.map(|words| bytes(&words)))
     }
 
-    fn is_right(&self) -> Result<bool, LaunchError> {
+    pub(super) fn is_right(&self) -> Result<bool, LaunchError> {
         for (address, expected) in &self.expected {
             let mut bytes = vec![0; expected.len()];
             self.machine.read(*address, &mut bytes)?;
@@ -423,7 +441,7 @@ impl Problem for Case {
     }
 
     fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {
-        let mut memory = Memory { machine: Machine::new(config), expected: Vec::new() };
+        let mut memory = Memory::new(config);
         let params = self.place(&mut memory)?;
         let Some(kernel) = module.kernels().next() else { return Ok((Report::default(), false)) };
         let config = LaunchConfig {

@@ -10,12 +10,13 @@
 //! | `ptx` | an entry's text, cut into statements |
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
-//! | `adamw`, `attention`, `linear`, `linear_gradient`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `update_gradient`, `elementwise`, `rotary`, `kv_cache`, `embedding`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts`, `expert_gradient`, `product_key_gradient` | how the kernels of a family are run, and what they have to give |
+//! | `adamw`, `adamw_rows`, `attention`, `linear`, `linear_gradient`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `update_gradient`, `elementwise`, `rotary`, `kv_cache`, `embedding`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts`, `expert_gradient`, `product_key_gradient` | how the kernels of a family are run, and what they have to give |
 //! | [`identity`] | which entries are the same as before, or as each other but for a type |
 //! | `congruence`, `fences`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
 
 mod adamw;
+mod adamw_rows;
 mod attention;
 mod bounds;
 mod congruence;
@@ -152,6 +153,7 @@ fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
         .or_else(|| kv_cache::problems(entry))
         .or_else(|| embedding::problems(entry))
         .or_else(|| adamw::problems(entry))
+        .or_else(|| adamw_rows::problems(entry))
         .or_else(|| expert_cache::problems(entry))
         .or_else(|| widen::problems(entry))
         .or_else(|| sorted_experts::problems(entry))

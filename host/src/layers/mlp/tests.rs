@@ -92,7 +92,7 @@ fn gradients_are_those_of_differences() -> Result<()> {
                 if !is_smooth && which < 2 {
                     continue;
                 }
-                let gradient = gradient.to_f32()?;
+                let gradient = gradient.whole().to_f32()?;
                 along(&direction(&gradient), &gradient, size, |step| {
                     let mut weights = weights.clone();
                     moved(&mut weights[which], &direction(&gradient), step);
@@ -124,8 +124,9 @@ fn gradients_of_two_passes_are_added_and_what_is_kept_is_counted() -> Result<()>
             assert_eq!(bits(&once.dx), bits(&twice.dx));
             for (once, twice) in layer.gradients(&once).into_iter().zip(layer.gradients(&twice)) {
                 // The sum of two equal numbers is rounded as each is.
-                let doubled: Vec<f32> = once.to_f32()?.into_iter().map(|number| 2.0 * number).collect();
-                expect_near(&twice.to_f32()?, &doubled);
+                let doubled: Vec<f32> =
+                    once.whole().to_f32()?.into_iter().map(|number| 2.0 * number).collect();
+                expect_near(&twice.whole().to_f32()?, &doubled);
             }
         }
     }
@@ -141,7 +142,7 @@ fn a_pass_over_no_rows_has_gradients_of_zeros() -> Result<()> {
             assert_eq!(y.shape(), [0, OUTPUT]);
             let gradients = layer.backward(&saved, &y)?;
             for gradient in layer.gradients(&gradients) {
-                assert!(gradient.to_f32()?.into_iter().all(|number| number == 0.0), "{kind:?}");
+                assert!(gradient.whole().to_f32()?.into_iter().all(|number| number == 0.0), "{kind:?}");
             }
         }
     }

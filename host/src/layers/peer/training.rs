@@ -8,7 +8,7 @@ use crate::ops::Activation;
 use crate::ops::peer::{
     ExpertGradients, ExpertTable, ProductKeyGradientOutputs, Routing, expert_mlp, expert_mlp_backward,
 };
-use crate::ops::rows::AnyTensor;
+use crate::optim::{AnyWeights, Gradient};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
 
@@ -89,11 +89,13 @@ impl<T: PeerInput> Peer<T> {
     /// for (name, weights) in layer.parameters("peer") {
     ///     optimizer.add(name, weights)?;
     /// }
-    /// assert_eq!(optimizer.names().collect::<Vec<_>>(), ["peer.query.weight", "peer.keys_1", "peer.keys_2"]);
+    /// let names: Vec<_> = optimizer.names().collect();
+    /// assert_eq!(names, ["peer.query.weight", "peer.keys_1", "peer.keys_2", "peer.experts"]);
     ///
     /// let x = Tensor::from_slice(&device, &numbers(5 * 4), [5, 4])?;
     /// let (y, saved) = layer.forward_train(&x)?;
     /// let gradients = layer.backward(&saved, &y)?;
+    /// // Of the experts, it moves those that tokens have used.
     /// optimizer.step(&layer.gradients(&gradients))?;
     /// let (ids, [du, _, dv]) = gradients.experts.read()?;
     /// assert_eq!([du.len(), dv.len()], [ids.len() * 4, ids.len() * 3]);
@@ -237,6 +239,12 @@ impl<T: PeerInput> Peer<T> {
         resident.ok_or_else(|| untrained(operation, "all experts on the device", "experts behind a cache"))
     }
 
+    /// The experts, if an optimiser can move them.
+    fn moved_experts(&self) -> Option<&ExpertTable> {
+        let (table, _) = self.experts.resident()?;
+        (!table.layout().format().is_scaled()).then_some(table)
+    }
+
     fn has_normalised_keys(&self) -> bool {
         let router = &self.router;
         self.config.key_norm != super::Norm::None
@@ -250,29 +258,33 @@ fn untrained(operation: &'static str, expected: &str, actual: &str) -> Error {
     Error::Argument { operation, argument: "layer", expected: expected.into(), actual: actual.into() }
 }
 
-/// The names are those of [`Peer::from_safetensors`]. An optimiser wants both sets of sub-keys in memory of their own. The experts are not among them: their gradients are rows of those in use.
+/// The names are those of [`Peer::from_safetensors`], and `experts` of the table, if that has all its rows on the device and its numbers are not quantised: an optimiser
+/// moves no other. It wants both sets of sub-keys in memory of their own.
 impl<T: PeerInput> Parameters for Peer<T> {
     type Gradients = PeerGradients<T>;
 
-    fn parameters(&self, prefix: &str) -> Vec<(String, AnyTensor<'_>)> {
+    fn parameters(&self, prefix: &str) -> Vec<(String, AnyWeights<'_>)> {
         let router = &self.router;
-        let mut all: Vec<(&str, AnyTensor<'_>)> = vec![("query.weight", (&router.query).into())];
+        let mut all: Vec<(&str, AnyWeights<'_>)> = vec![("query.weight", (&router.query).into())];
         all.extend(router.query_bias.as_ref().map(|bias| ("query.bias", bias.into())));
         all.extend([("keys_1", (&router.keys[0]).into()), ("keys_2", (&router.keys[1]).into())]);
         all.extend(router.query_norm_weight.as_ref().map(|weight| ("query_norm.weight", weight.into())));
         all.extend(router.query_norm_bias.as_ref().map(|bias| ("query_norm.bias", bias.into())));
+        all.extend(self.moved_experts().map(|table| ("experts", table.into())));
         all.into_iter().map(|(name, tensor)| (joined(prefix, name), tensor)).collect()
     }
 
-    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<AnyTensor<'g>> {
-        let PeerGradients { dquery, dquery_bias, dkeys, dquery_norm_weight, dquery_norm_bias, .. } =
-            gradients;
+    fn gradients<'g>(&self, gradients: &'g Self::Gradients) -> Vec<Gradient<'g>> {
+        let PeerGradients {
+            dquery, dquery_bias, dkeys, dquery_norm_weight, dquery_norm_bias, experts, ..
+        } = gradients;
         let mut all: Vec<&Tensor<f32>> = vec![dquery];
         all.extend(dquery_bias.as_ref());
         all.extend(dkeys);
         all.extend(dquery_norm_weight.as_ref());
         all.extend(dquery_norm_bias.as_ref());
-        all.into_iter().map(AnyTensor::from).collect()
+        let experts = self.moved_experts().map(|_| experts.into());
+        all.into_iter().map(Gradient::from).chain(experts).collect()
     }
 }
 

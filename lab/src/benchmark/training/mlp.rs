@@ -2,9 +2,8 @@
 
 use warpsmith::error::{Error, Result};
 use warpsmith::ops::cross_entropy::CrossEntropyOutputs;
-use warpsmith::ops::rows::AnyTensor;
 use warpsmith::ops::{self, Activation, Implementation};
-use warpsmith::optim::AdamW;
+use warpsmith::optim::{AdamW, Gradient};
 use warpsmith::stream::Stream;
 use warpsmith::tensor::Tensor;
 
@@ -118,8 +117,13 @@ impl<T: Trained> Mlp<T> {
             let backward = layer.backward(gradients, self.input(index, 0), &self.dy[index]);
             all = all.then(backward.implementation()?);
         }
-        Ok(all.then(self.optimizer.implementation()))
+        Ok(all.then(self.optimizer.implementation(&weight_gradients(&self.gradients))?))
     }
+}
+
+/// The gradients of all weights as a step takes them.
+fn weight_gradients<T: Trained>(gradients: &[Gradients<T>]) -> Vec<Option<Gradient<'_>>> {
+    gradients.iter().flat_map(|of| [&of.dw, &of.db]).map(|of| Some(of.into())).collect()
 }
 
 impl<T: Trained> Subject for Mlp<T> {
@@ -142,8 +146,6 @@ impl<T: Trained> Subject for Mlp<T> {
             let dx = index.checked_sub(1).map(|before| &self.dy[before]);
             layer.run_backward(&self.stream, gradients, self.input(index, at), &self.dy[index], dx)?;
         }
-        let gradients: Vec<Option<AnyTensor<'_>>> =
-            self.gradients.iter().flat_map(|of| [Some((&of.dw).into()), Some((&of.db).into())]).collect();
-        self.optimizer.step_on(&self.stream, &gradients)
+        self.optimizer.step_on(&self.stream, &weight_gradients(&self.gradients))
     }
 }

@@ -12,12 +12,13 @@ use warpsmith::ops::gemm::{Access, Fused, Tile};
 use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat, Gate};
 use warpsmith::ops::update::Way;
 use warpsmith::ops::{Activation, Pairing, Precision};
+use warpsmith::optim::SecondMoment;
 use warpsmith::{DType, Device, DeviceKind};
 use warpsmith_lab::cases::PeerSizes;
 use warpsmith_lab::cases::{
-    AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
-    KeyScales, KvCacheCase, LinearBackwardCase, LinearCase, MaskRows, MatmulBackwardCase, MatmulCase,
-    NormCase, NormKind, Placement, Residence, RotaryCase, RoutingCase, RoutingKind, ScaleKind,
+    AdamWCase, AdamWRows, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase,
+    ExpertCase, KeyScales, KvCacheCase, LinearBackwardCase, LinearCase, MaskRows, MatmulBackwardCase,
+    MatmulCase, NormCase, NormKind, Placement, Residence, RotaryCase, RoutingCase, RoutingKind, ScaleKind,
     ScaledBackwardCase, ScaledCase, Scales, SlopesFrom, SoftmaxCase, Terms, TopkCase, UpdateBackwardCase,
     UpdateCase,
 };
@@ -560,7 +561,7 @@ fn losses(target: Target) -> Vec<CrossEntropyCase> {
     if target.compute_capability < (8, 0) { Vec::new() } else { all }
 }
 
-/// Steps of an optimiser, with the norm of its gradients and without, aligned and not.
+/// Steps of an optimiser, with the norm of its gradients and without, aligned and not; of whole tensors, of rows and of experts.
 fn optimizers(target: Target) -> Vec<AdamWCase> {
     let sizes = if target.on_gpu { [[1, 1_000_000], [40, 20_001]] } else { [[1, 4200], [3, 77]] };
     let mut cases = Vec::new();
@@ -569,6 +570,15 @@ fn optimizers(target: Target) -> Vec<AdamWCase> {
             let plain = AdamWCase { tensors, ..AdamWCase::new(dtype, gradient, length) };
             let (max_norm, loss_scale) = (Some(0.5), Some(1024.0));
             cases.extend([plain, AdamWCase { before: [1, 3], max_norm, loss_scale, ..plain }]);
+        }
+        let [rows, columns, used] = if target.on_gpu { [20_000, 516, 3000] } else { [40, 20, 9] };
+        for rows_of in [
+            AdamWRows::Some { columns, used },
+            AdamWRows::Experts { inputs: columns, hidden: 2, gated: true, used },
+        ] {
+            let max_norm = Some(0.5);
+            let plain = AdamWCase { rows: rows_of, max_norm, ..AdamWCase::new(dtype, gradient, rows) };
+            cases.extend([plain, AdamWCase { second_moment: SecondMoment::PerRow, ..plain }]);
         }
     }
     if target.compute_capability < (8, 0) { Vec::new() } else { cases }

@@ -9,7 +9,7 @@ use warpsmith_dsl::launch::Global;
 use crate::cpu::Operand as Number;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
-use crate::experts::{ExpertFormat, ExpertLayout, ExpertVectors};
+use crate::experts::{ExpertFormat, ExpertLayout, ExpertVectors, Part};
 use crate::memory::zeros;
 use crate::stream::Operand;
 use crate::tensor::host::HostView;
@@ -286,6 +286,27 @@ impl ExpertTable {
                 Err(rows_elsewhere(operation, "one whose rows are in memory of the caller's".into()))
             }
         }
+    }
+
+    /// One of the vectors of all experts, as a view `[N, hidden, D]` or `[N, hidden, O]` of the rows, whose numbers have the type `T`.
+    pub(crate) fn vectors<T: Element>(&self, operation: &'static str, part: Part) -> Result<Tensor<T>> {
+        debug_assert_eq!(ExpertFormat::of(T::DTYPE), Some(self.layout.format()));
+        let Rows::Resident(rows) = &self.rows else {
+            return Err(rows_elsewhere(
+                operation,
+                "one whose rows are in slots, or in memory of the caller's".into(),
+            ));
+        };
+        let (at, length) = self.layout.place(part);
+        let size = size_of::<T>();
+        let strides = [self.layout.row_bytes() / size, self.layout.unit_bytes() / size, 1];
+        let shape = [self.count, self.layout.hidden(), length];
+        rows.reinterpreted(at / size, &shape, &strides).ok_or_else(|| Error::Argument {
+            operation,
+            argument: "the table",
+            expected: format!("rows that begin at a multiple of {size} bytes of their memory"),
+            actual: "others".into(),
+        })
     }
 
     /// Overwrites the rows from `first` on with `rows`, a whole number of them; not those that are in slots. Codes of e4m3 that are NaN are none
