@@ -7,6 +7,8 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertMlpGradients, ExpertTable, ExpertVectors};
 use warpsmith::ops::{self, Activation};
+use warpsmith::optim::{AdamW, AdamWOptions, Gradient};
+use warpsmith::stream::Stream;
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor};
 use warpsmith_lab::cases::{Data, ExpertCase, Residence};
 use warpsmith_lab::validate;
@@ -23,6 +25,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     gradients_without_experts_are_zeros,
     gradients_are_rounded_once_and_those_of_frozen_experts_are_left_out,
     captured_gradients_are_the_same_bits,
+    a_captured_step_moves_the_experts_that_are_used_then,
     gradients_of_any_layout_are_those_of_copies,
     gradients_of_parts_add_up_to_those_of_the_table,
     gradients_of_very_many_hidden_units_are_right,
@@ -219,6 +222,48 @@ fn captured_gradients_are_the_same_bits(device: &Device) -> Result<(), Failed> {
         assert_eq!(result.dgates.to_vec()?, expected.dgates.to_vec()?, "ids from {first} on");
         let read = |of: &ops::peer::ExpertMlpGradients<f32>| of.experts.as_ref().map(|of| of.read());
         assert_eq!(read(&result).transpose()?, read(&expected).transpose()?, "ids from {first} on");
+    }
+    Ok(())
+}
+
+/// The gradients and a step of AdamW by them in one graph, which moves others with each launch.
+fn a_captured_step_moves_the_experts_that_are_used_then(device: &Device) -> Result<(), Failed> {
+    let [x, dy] = rows(device, 3)?;
+    let mut routing = routing(device, &[0, 1, 2, 3, 4, 0], &[3, 1, 2])?;
+    let make = || -> Result<(ExpertTable, AdamW), Failed> {
+        let table = table(device, 5, 16, 8)?;
+        let mut optimizer = AdamW::new(device, AdamWOptions { learning_rate: 0.1, ..Default::default() })?;
+        optimizer.add("experts", &table)?;
+        optimizer.set_max_norm(Some(0.5))?;
+        Ok((table, optimizer))
+    };
+    let ((table, mut optimizer), (expected, mut other)) = (make()?, make()?);
+    let (stream, read) = (device.new_stream()?, routing.clone());
+    let mut written = ops::expert_mlp_backward(&x, &routing, &table, &dy).run()?;
+    let of = |gradients: &ExpertMlpGradients<f32>, optimizer: &mut AdamW, stream: &Stream| {
+        let experts = gradients.experts.as_ref().map(Gradient::from);
+        optimizer.step_on(stream, &[experts])
+    };
+    // The first step makes the tables.
+    of(&written, &mut optimizer, &stream)?;
+    let step = |other: &mut AdamW, routing: &ops::peer::Routing| {
+        let gradients = ops::expert_mlp_backward(&x, routing, &expected, &dy).run()?;
+        of(&gradients, other, &device.default_stream())
+    };
+    step(&mut other, &routing)?;
+    let work = || {
+        ops::expert_mlp_backward(&x, &read, &table, &dy).on(&stream).run_into(&mut written)?;
+        of(&written, &mut optimizer, &stream)
+    };
+    // SAFETY: the work borrows the tensors that it uses; what it makes it drops.
+    let mut graph = unsafe { stream.capture(work)? };
+    // What is captured has run once.
+    step(&mut other, &routing)?;
+    for first in 0..4u32 {
+        routing.ids.write_slice(&(first..first + 6).map(|id| id * id % 5).collect::<Vec<_>>())?;
+        graph.launch()?;
+        step(&mut other, &routing)?;
+        assert_eq!(table.read_rows(0..5)?, expected.read_rows(0..5)?, "ids from {first} on");
     }
     Ok(())
 }

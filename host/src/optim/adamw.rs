@@ -85,7 +85,7 @@ impl Parameter {
     }
 }
 
-/// AdamW (Loshchilov and Hutter, 2019) for many tensors: one launch moves all of them.
+/// AdamW (Loshchilov and Hutter, 2019) for many tensors: one launch moves all whole ones, another one each that is moved by rows.
 ///
 /// Weights are [added](Self::add) by name; the optimiser keeps a view of their memory, and writes it in each [step](Self::step). Weights are f32, or of 16 bits
 /// with a copy in f32, or [rounded randomly](Rounding::Stochastic); moments are f32; gradients f16, bf16 or f32, of each tensor its own.
@@ -218,8 +218,8 @@ impl AdamW {
     ///
     /// [`Error::Argument`] if there are weights of that name, there is no such group, or a table is none of these. [`Error::Stride`] if a tensor is
     /// not contiguous. [`Error::DeviceMismatch`] if the weights are another device's. [`Error::ReadOnly`] if they cannot be written.
-    /// [`Error::Overlap`] if they share memory with others of this optimiser. Otherwise as for [`Tensor::zeros`] and
-    /// [`ops::cast`].
+    /// [`Error::Overlap`] if they share memory with others of this optimiser. [`Error::SizeLimit`] if what is moved by rows has 2³¹ of them, or as many columns. Otherwise as
+    /// for [`Tensor::zeros`] and [`ops::cast`].
     pub fn add_with<'a>(
         &mut self,
         name: impl Into<String>,
@@ -292,7 +292,13 @@ impl AdamW {
         }
         let moments =
             [Tensor::zeros(&self.device, weights.shape())?, Tensor::zeros(&self.device, of_squares)?];
-        Ok(Parameter { name, weights: own, master, moments, group: group.0, is_experts, second_moment })
+        let parameter =
+            Parameter { name, weights: own, master, moments, group: group.0, is_experts, second_moment };
+        if parameter.is_by_rows() {
+            // What has too many rows for every step is found here.
+            RowsLaunch::of_room(ADD, &parameter, 0)?;
+        }
+        Ok(parameter)
     }
 
     /// The norm that all gradients together are limited to: those of a larger one are multiplied with `max_norm` / (norm + 10⁻⁶), after the loss scale is taken off.
@@ -375,7 +381,7 @@ impl AdamW {
         Ok(())
     }
 
-    /// The names of the weights, in the order of their gradients.
+    /// The names of the weights, in the order of their gradients. A table of experts is one of them, and has [several tensors](Self::add_with).
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().map(|entry| entry.name.as_str())
     }
@@ -476,8 +482,10 @@ impl AdamW {
 
     /// The same on `stream`. Weights whose gradient is `None` stay as they are: they neither decay nor take a step.
     ///
-    /// A gradient of rows has different ones, in ascending order. The CPU refuses others. Elsewhere a row that is not there counts for nothing, and one that is named twice
-    /// is moved in an order that is not specified.
+    /// A gradient of rows has different ones, in ascending order. The CPU refuses others. Elsewhere a number of no row moves nothing, though its gradient counts in the norm. Of a
+    /// row that is named twice the numbers are unspecified then.
+    ///
+    /// A step can be captured if it has the same kinds of gradients as one before, and no more rows.
     ///
     /// # Errors
     ///
@@ -522,13 +530,15 @@ impl AdamW {
         let gradients = self.of_tensors(gradients)?;
         let (mut pieces, mut blocks_of_pieces, mut blocks_of_rows) = (0, 0, 0);
         for (parameter, gradient) in self.parameters.iter().zip(&gradients) {
-            pieces += parameter.pieces();
-            if let Some(launch) = RowsLaunch::of(parameter, gradient.as_ref())? {
-                blocks_of_pieces += launch.pieces;
-                blocks_of_rows += launch.grid[0] * launch.grid[1];
+            match RowsLaunch::of(parameter, gradient.as_ref())? {
+                Some(launch) => {
+                    blocks_of_pieces += launch.pieces;
+                    blocks_of_rows += launch.grid[0] * launch.grid[1];
+                }
+                None => pieces += parameter.pieces(),
             }
         }
-        if pieces == 0 && blocks_of_rows == 0 {
+        if self.parameters.iter().all(|parameter| parameter.len() == 0) {
             return Ok(Implementation::Empty);
         }
         if self.device.kind() == DeviceKind::Cpu {

@@ -119,12 +119,20 @@ impl AdamW {
         with_tensor!(elements, tensor => expect_contiguous(STEP, operand, tensor))
     }
 
-    /// The error for a gradient that shares memory with weights.
+    /// The error for a gradient that shares memory with what a step writes.
     pub(super) fn check_apart(&self, gradients: &[Option<OfTensor<'_>>]) -> Result<()> {
-        for gradient in gradients.iter().flatten() {
-            let span = gradient.elements.span();
-            if self.parameters.iter().any(|parameter| parameter.weights.any().span().meets(&span)) {
-                return Err(Error::Overlap { operation: STEP, operand: "gradient", other: "weights" });
+        for OfTensor { elements, rows } in gradients.iter().flatten() {
+            let of_rows = rows.iter().flat_map(|[ids, count]| [("ids", ids.span()), ("count", count.span())]);
+            for (operand, span) in std::iter::once(("gradient", elements.span())).chain(of_rows) {
+                for parameter in &self.parameters {
+                    let weights = parameter.weights.any().span();
+                    let moments = parameter.moments.iter().map(|moment| ("moments", moment.span()));
+                    let master = parameter.master.iter().map(|master| ("the copy of weights", master.span()));
+                    let mut all = std::iter::once(("weights", weights)).chain(moments).chain(master);
+                    if let Some((other, _)) = all.find(|(_, written)| written.meets(&span)) {
+                        return Err(Error::Overlap { operation: STEP, operand, other });
+                    }
+                }
             }
         }
         Ok(())

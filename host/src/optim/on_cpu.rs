@@ -13,7 +13,7 @@ use super::options::SecondMoment;
 use crate::cpu::AdamWScalars;
 use crate::cpu::adamw::{mean_of_squares, philox_4x32, round_randomly, square_sums, sum_of_pieces};
 use crate::error::{Error, Result};
-use crate::ops::rows::rounded;
+use crate::ops::rows::{RowElement, rounded, widened, with_tensor};
 use crate::tensor::{Element, Tensor};
 
 /// Elements that one task moves, a multiple of those that share random bits.
@@ -26,6 +26,11 @@ struct Numbers {
 }
 
 impl Numbers {
+    /// How many rows there are.
+    fn rows(&self) -> usize {
+        self.runs.iter().map(Range::len).sum()
+    }
+
     fn of(parameter: &Parameter, gradient: &OfTensor<'_>) -> Result<Self> {
         let mut numbers = gradient.elements.to_f32()?;
         let [rows, vectors, columns] = parameter.sizes();
@@ -57,19 +62,35 @@ impl Numbers {
     }
 }
 
-/// Some rows of a tensor.
+/// Some rows of a tensor that are next to each other; the tensor itself if they are all.
 fn rows_of<T: Element>(tensor: &Tensor<T>, rows: usize, run: &Range<usize>) -> Result<Tensor<T>> {
     if run.len() == rows { Ok(tensor.clone()) } else { tensor.slice(0, run.clone()) }
 }
 
-impl Weights {
-    fn rows(&self, rows: usize, run: &Range<usize>) -> Result<Self> {
-        Ok(match self {
-            Self::F16(tensor) => Self::F16(rows_of(tensor, rows, run)?),
-            Self::Bf16(tensor) => Self::Bf16(rows_of(tensor, rows, run)?),
-            Self::F32(tensor) => Self::F32(rows_of(tensor, rows, run)?),
-        })
+/// The numbers of these rows, one after the other.
+fn gathered<T: RowElement>(tensor: &Tensor<T>, rows: usize, runs: &[Range<usize>]) -> Result<Vec<f32>> {
+    let mut all = Vec::new();
+    for run in runs {
+        all.extend(widened(&rows_of(tensor, rows, run)?)?);
     }
+    Ok(all)
+}
+
+/// Writes these rows.
+fn scatter<T: Element>(
+    tensor: &mut Tensor<T>,
+    rows: usize,
+    runs: &[Range<usize>],
+    elements: &[T],
+) -> Result<()> {
+    let mut left = elements;
+    for run in runs {
+        let mut own = rows_of(tensor, rows, run)?;
+        let (elements, rest) = left.split_at(own.len());
+        own.write_slice(elements)?;
+        left = rest;
+    }
+    Ok(())
 }
 
 impl AdamW {
@@ -85,15 +106,13 @@ impl AdamW {
             let numbers = gradient.as_ref().map(|gradient| Numbers::of(parameter, gradient)).transpose()?;
             if flags.has(StepFlags::HAS_SUMS) {
                 let of = numbers.as_ref().map_or(&[][..], |of| &of.numbers);
-                let (of, of_rows) = if launch.is_some() { (&[][..], of) } else { (of, &[][..]) };
-                for (sums, numbers, pieces) in [
-                    (&mut sums, of, parameter.pieces()),
-                    (&mut sums_of_rows, of_rows, launch.map_or(0, |launch| launch.pieces)),
-                ] {
-                    let end = sums.len() + pieces;
-                    sums.extend(square_sums(numbers, unscale));
-                    sums.resize(end, 0.0);
-                }
+                let (sums, pieces) = match launch {
+                    Some(launch) => (&mut sums_of_rows, launch.pieces),
+                    None => (&mut sums, parameter.pieces()),
+                };
+                let end = sums.len() + pieces;
+                sums.extend(square_sums(of, unscale));
+                sums.resize(end, 0.0);
             }
             all.push(numbers);
         }
@@ -147,14 +166,7 @@ impl AdamW {
                 counter: [of_tensor[0], number as u32],
                 key: [self.seed as u32, (self.seed >> 32) as u32],
             };
-            let parameter = &mut self.parameters[number];
-            let [_, vectors, columns] = parameter.sizes();
-            let mut gradients = &numbers.numbers[..];
-            for run in &numbers.runs {
-                let (own, rest) = gradients.split_at(run.len() * vectors * columns);
-                step.move_rows(parameter, run, own)?;
-                gradients = rest;
-            }
+            step.move_rows(&mut self.parameters[number], &numbers)?;
         }
         self.history.write_slice(&history)
     }
@@ -170,23 +182,21 @@ struct CpuStep {
 }
 
 impl CpuStep {
-    /// Moves rows that are next to each other.
-    fn move_rows(&self, parameter: &mut Parameter, run: &Range<usize>, gradients: &[f32]) -> Result<()> {
-        let [rows, vectors, columns] = parameter.sizes();
-        let mut own = parameter.weights.rows(rows, run)?;
-        let mut master = parameter.master.as_ref().map(|master| rows_of(master, rows, run)).transpose()?;
-        let mut weights = match &master {
-            Some(master) => master.to_vec()?,
-            None => own.any().to_f32()?,
+    /// Moves the rows that the gradient has.
+    fn move_rows(&self, parameter: &mut Parameter, gradient: &Numbers) -> Result<()> {
+        let [rows, _, columns] = parameter.sizes();
+        let runs = &gradient.runs;
+        let mut weights = match &parameter.master {
+            Some(master) => gathered(master, rows, runs)?,
+            None => with_tensor!(parameter.weights.any(), tensor => gathered(tensor, rows, runs)?),
         };
-        let [mut of_means, mut of_squares] =
-            [rows_of(&parameter.moments[0], rows, run)?, rows_of(&parameter.moments[1], rows, run)?];
-        let [mut means, mut squares] = [of_means.to_vec()?, of_squares.to_vec()?];
+        let [mut means, mut squares] =
+            [gathered(&parameter.moments[0], rows, runs)?, gathered(&parameter.moments[1], rows, runs)?];
         match parameter.second_moment {
             SecondMoment::PerElement => weights
                 .par_chunks_mut(PART)
                 .zip(means.par_chunks_mut(PART).zip(squares.par_chunks_mut(PART)))
-                .zip(gradients.par_chunks(PART))
+                .zip(gradient.numbers.par_chunks(PART))
                 .for_each(|((weights, (means, squares)), gradients)| {
                     for (((weight, mean), square), &gradient) in
                         weights.iter_mut().zip(means).zip(squares).zip(gradients)
@@ -198,7 +208,7 @@ impl CpuStep {
             SecondMoment::PerRow => weights
                 .par_chunks_mut(columns.max(1))
                 .zip(means.par_chunks_mut(columns.max(1)).zip(&mut squares))
-                .zip(gradients.par_chunks(columns.max(1)))
+                .zip(gradient.numbers.par_chunks(columns.max(1)))
                 .for_each(|((weights, (means, square)), gradients)| {
                     let gradients: Vec<f32> = gradients
                         .iter()
@@ -211,38 +221,46 @@ impl CpuStep {
                     }
                 }),
         }
-        of_means.write_slice(&means)?;
-        of_squares.write_slice(&squares)?;
-        if let Some(master) = &mut master {
-            master.write_slice(&weights)?;
-            return match &mut own {
-                Weights::F16(tensor) => tensor.write_slice(&rounded(&weights)),
-                Weights::Bf16(tensor) => tensor.write_slice(&rounded(&weights)),
-                Weights::F32(tensor) => tensor.write_slice(&weights),
+        let [of_means, of_squares] = &mut parameter.moments;
+        scatter(of_means, rows, runs, &means)?;
+        scatter(of_squares, rows, runs, &squares)?;
+        if let Some(master) = &mut parameter.master {
+            scatter(master, rows, runs, &weights)?;
+            return match &mut parameter.weights {
+                Weights::F16(tensor) => scatter(tensor, rows, runs, &rounded::<f16>(&weights)),
+                Weights::Bf16(tensor) => scatter(tensor, rows, runs, &rounded::<bf16>(&weights)),
+                Weights::F32(tensor) => scatter(tensor, rows, runs, &weights),
             };
         }
-        let first = run.start * vectors * columns;
-        match &mut own {
-            Weights::F32(tensor) => tensor.write_slice(&weights),
+        let of_row = weights.len() / gradient.rows().max(1);
+        match &mut parameter.weights {
+            Weights::F32(tensor) => scatter(tensor, rows, runs, &weights),
             Weights::F16(tensor) => {
-                let bits = self.rounded_randomly(KIND_F16, first, &weights);
-                tensor.write_slice(&bits.into_iter().map(f16::from_bits).collect::<Vec<_>>())
+                let bits = self.rounded_randomly(KIND_F16, gradient, of_row, &weights);
+                scatter(tensor, rows, runs, &bits.into_iter().map(f16::from_bits).collect::<Vec<_>>())
             }
             Weights::Bf16(tensor) => {
-                let bits = self.rounded_randomly(KIND_BF16, first, &weights);
-                tensor.write_slice(&bits.into_iter().map(bf16::from_bits).collect::<Vec<_>>())
+                let bits = self.rounded_randomly(KIND_BF16, gradient, of_row, &weights);
+                scatter(tensor, rows, runs, &bits.into_iter().map(bf16::from_bits).collect::<Vec<_>>())
             }
         }
     }
 
-    /// Weights rounded randomly, of which the first one is number `first` of its tensor.
-    fn rounded_randomly(&self, kind: u32, first: usize, weights: &[f32]) -> Vec<u16> {
-        let [step, tensor] = self.counter;
-        let per = CHUNK as usize;
-        let parts = weights.par_chunks(PART).enumerate().flat_map_iter(move |(part, weights)| {
-            let first = first + part * PART;
+    /// Weights rounded randomly, of those rows of `of_row` elements that the gradient has.
+    fn rounded_randomly(&self, kind: u32, gradient: &Numbers, of_row: usize, weights: &[f32]) -> Vec<u16> {
+        let ([step, tensor], per) = (self.counter, CHUNK as usize);
+        let mut first = 0;
+        // Parts of runs: where each begins among these weights, and among all of the tensor.
+        let parts = gradient.runs.iter().flat_map(|run| {
+            let (own, length) = (first, run.len() * of_row);
+            first += length;
+            let parts = (0..length).step_by(PART);
+            parts.map(move |part| (own + part..own + length.min(part + PART), run.start * of_row + part))
+        });
+        let parts: Vec<(Range<usize>, usize)> = parts.collect();
+        let of_parts = parts.into_par_iter().flat_map_iter(|(range, first)| {
             let mut known: Option<(usize, [u32; CHUNK as usize])> = None;
-            weights.iter().enumerate().map(move |(at, &weight)| {
+            weights[range].iter().enumerate().map(move |(at, &weight)| {
                 let (chunk, place) = ((first + at) / per, (first + at) % per);
                 let random = match known {
                     Some((of, random)) if of == chunk => random,
@@ -255,6 +273,6 @@ impl CpuStep {
                 round_randomly(weight, kind, random[place])
             })
         });
-        parts.collect()
+        of_parts.collect()
     }
 }

@@ -38,11 +38,17 @@ impl RowsLaunch {
         if gradient.rows.is_none() && !parameter.is_by_rows() {
             return Ok(None);
         }
-        let [rows, vectors, columns] = parameter.sizes();
+        let [rows, ..] = parameter.sizes();
         let room = if gradient.rows.is_some() { gradient.room() } else { rows };
+        Self::of_room(STEP, parameter, room).map(Some)
+    }
+
+    /// Those for a gradient with room for so many rows.
+    pub(super) fn of_room(operation: &'static str, parameter: &Parameter, room: usize) -> Result<Self> {
+        let [rows, vectors, columns] = parameter.sizes();
         let limit = |operand, quantity, actual: usize| {
             let (limit, actual) = (format!("at most {}", i32::MAX), actual.to_string());
-            Err(Error::SizeLimit { operation: STEP, operand, quantity, limit, actual })
+            Err(Error::SizeLimit { operation, operand, quantity, limit, actual })
         };
         let fits = |number: usize| i32::try_from(number).is_ok();
         for (operand, quantity, number) in [
@@ -62,7 +68,7 @@ impl RowsLaunch {
         }
         let is_empty = elements == 0;
         let blocks = if is_empty { 0 } else { room.div_ceil(ROWS_OF_BLOCK as usize) };
-        Ok(Some(Self { room, pieces, grid: [blocks, vectors.min(MOST_BLOCKS)] }))
+        Ok(Self { room, pieces, grid: [blocks, vectors.min(MOST_BLOCKS)] })
     }
 }
 
@@ -84,25 +90,25 @@ impl AdamW {
         stream: &Stream,
         gradients: &[Option<OfTensor<'_>>],
     ) -> Result<()> {
-        let mut by_rows = Vec::new();
+        let (mut of_rows, mut by_rows) = (Vec::new(), Vec::new());
         for (number, (parameter, gradient)) in self.parameters.iter().zip(gradients).enumerate() {
-            if let (Some(launch), Some(gradient)) = (RowsLaunch::of(parameter, gradient.as_ref())?, gradient)
-            {
-                by_rows.push((number, gradient, launch));
-            }
+            let launch = RowsLaunch::of(parameter, gradient.as_ref())?;
+            by_rows.push(launch.is_some());
+            of_rows
+                .extend(launch.zip(gradient.as_ref()).map(|(launch, gradient)| (number, gradient, launch)));
         }
         let flags = self.flags();
-        let of_rows: usize = by_rows.iter().map(|(_, _, launch)| launch.pieces).sum();
+        let has_sums = flags.has(StepFlags::HAS_SUMS);
+        let pieces_of_rows: usize = of_rows.iter().map(|(_, _, launch)| launch.pieces).sum();
         if self.tables.is_none() {
             self.tables = Some(Tables::new(&self.device, &self.parameters, &self.groups)?);
         }
         let scale = self.loss_scale.unwrap_or_default();
         let Some(tables) = &mut self.tables else { return Ok(()) };
-        let pieces = tables.piece_count();
         tables.set_options(stream, &self.groups)?;
         tables.set_gradients(stream, gradients)?;
-        let all_pieces =
-            tables.make_room(stream, if flags.has(StepFlags::HAS_SUMS) { of_rows } else { 0 })?;
+        let summed = if has_sums { pieces_of_rows } else { 0 };
+        let [pieces, all_pieces] = tables.set_pieces(stream, &self.parameters, &by_rows, summed)?;
         let params = AdamWParams {
             history: self.history.arg_mut(),
             status: GlobalMut::new(self.status.arg_mut().address()),
@@ -116,9 +122,9 @@ impl AdamW {
             growth_interval: scale.growth_interval,
             ..tables.params()
         };
-        let mut launches = Vec::with_capacity(by_rows.len());
+        let mut launches = Vec::with_capacity(of_rows.len());
         let mut first = u64::from(pieces);
-        for &(number, gradient, launch) in &by_rows {
+        for (number, gradient, launch) in of_rows {
             let sums = GlobalMut::new(params.sums.address() + 4 * first);
             first += launch.pieces as u64;
             if launch.pieces > 0 {
@@ -126,7 +132,7 @@ impl AdamW {
             }
         }
         let device = &self.device;
-        let (has_sums, has_pieces, has_rows) = (flags.has(StepFlags::HAS_SUMS), pieces > 0, of_rows > 0);
+        let (has_pieces, has_rows) = (pieces > 0, pieces_of_rows > 0);
         let squares = (has_sums && has_pieces).then(|| device.kernel::<adamw_square_sums>()).transpose()?;
         let row_squares =
             (has_sums && has_rows).then(|| device.kernel::<adamw_row_square_sums>()).transpose()?;

@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::experts::{ExpertFormat, Part};
 use crate::ops::embedding::SparseRows;
 use crate::ops::peer::{ExpertGradients, ExpertTable};
-use crate::ops::rows::{AnyTensor, RowElement, with_tensor};
-use crate::tensor::Tensor;
+use crate::ops::rows::{AnyTensor, RowElement};
+use crate::tensor::{Element, Tensor};
 
 /// Weights of a model: a tensor of f16, bf16 or f32, or a table of experts.
 #[derive(Clone, Copy, Debug)]
@@ -191,9 +191,7 @@ impl OfTensor<'_> {
 }
 
 /// The bytes from a tensor's first element to its last one's end.
-pub(super) fn place_of(tensor: AnyTensor<'_>) -> [u64; 2] {
-    with_tensor!(tensor, tensor => {
-        let start = tensor.device_address();
-        [start, start + (tensor.span_elements() * tensor.dtype().size()) as u64]
-    })
+pub(super) fn place_of<T: Element>(tensor: &Tensor<T>) -> [u64; 2] {
+    let start = tensor.device_address();
+    [start, start + (tensor.span_elements() * size_of::<T>()) as u64]
 }

@@ -88,7 +88,8 @@ pub enum SecondMoment {
     /// One for each weight.
     #[default]
     PerElement,
-    /// One for each row along the last axis: that of the mean of the row's squared gradients. So large tables take half the memory for their moments.
+    /// One for each row along the last axis: that of the mean of the row's squared gradients. So large tables take half the memory for their moments. It is meant for many
+    /// rows, since a warp of a GPU has one of them.
     PerRow,
 }
 

@@ -74,16 +74,43 @@ pub(super) struct Tables {
 
 #[derive(Debug)]
 struct OnDevice {
-    pieces: Tensor<u32>,
+    /// The pieces of whole tensors, for each set of tensors that are moved by rows so far.
+    pieces: Vec<Pieces>,
+    /// Which of them the step has.
+    now: usize,
     tensors: Tensor<u32>,
     gradients: Table,
     groups: Table,
     scalars: Tensor<u32>,
-    sums: Tensor<f32>,
-    piece_count: u32,
-    /// Where weights are, sorted: from the first byte to the last one's end.
-    places: Vec<[u64; 2]>,
+    /// The sums of pieces; before it smaller ones, which captured graphs may still write.
+    sums: Vec<Tensor<f32>>,
+    /// Where weights, moments and copies are, sorted: from the first byte to the last one's end, and what they are.
+    places: Vec<Place>,
 }
+
+/// The pieces of whole tensors.
+#[derive(Debug)]
+struct Pieces {
+    /// Which tensors are moved by rows and have none.
+    by_rows: Vec<bool>,
+    on_device: Tensor<u32>,
+    count: u32,
+}
+
+impl Pieces {
+    fn new(device: &Device, parameters: &[Parameter], by_rows: &[bool]) -> Result<Self> {
+        let mut words = Vec::new();
+        for (number, (parameter, by_rows)) in parameters.iter().zip(by_rows).enumerate() {
+            let pieces = if *by_rows { 0 } else { parameter.pieces() };
+            words.extend((0..pieces).flat_map(|piece| [number as u32, piece as u32]));
+        }
+        let count = expect_pieces("weights", words.len() / PIECE_WORDS)?;
+        let on_device = Tensor::from_slice(device, &words, [words.len()])?;
+        Ok(Self { by_rows: by_rows.to_vec(), on_device, count })
+    }
+}
+
+type Place = ([u64; 2], &'static str);
 
 fn halves(value: u64) -> [u32; 2] {
     [value as u32, (value >> 32) as u32]
@@ -109,13 +136,10 @@ impl Tables {
     }
 
     pub(super) fn new(device: &Device, parameters: &[Parameter], groups: &[AdamWOptions]) -> Result<Self> {
-        let (mut tensors, mut pieces, mut places) = (Vec::new(), Vec::new(), Vec::new());
-        for (number, parameter) in parameters.iter().enumerate() {
+        let (mut tensors, mut places) = (Vec::new(), Vec::new());
+        for parameter in parameters {
             let weights = parameter.weights.any();
             let length = parameter.len() as u64;
-            for piece in 0..parameter.pieces() {
-                pieces.extend([number as u32, piece as u32]);
-            }
             let own = with_tensor!(weights, tensor => tensor.device_address());
             let master = parameter.master.as_ref().map(Tensor::device_address);
             let (moving, kind) = master.map_or((own, kind_of(weights)), |master| (master, KIND_F32));
@@ -128,39 +152,54 @@ impl Tables {
             tensors.extend([moving, moments[0], moments[1], rounded, length].into_iter().flat_map(halves));
             let (group, aligned) = (parameter.group as u32, u32::from(all_aligned));
             tensors.extend([kind, kind_of(weights), group, aligned, 0, 0]);
-            places.push(place_of(weights));
+            places.push((with_tensor!(weights, tensor => place_of(tensor)), "weights"));
+            places.extend(parameter.moments.iter().map(|moment| (place_of(moment), "moments")));
+            places.extend(parameter.master.iter().map(|master| (place_of(master), "the copy of weights")));
         }
+        places.retain(|([first, last], _)| last > first);
         places.sort_unstable();
         debug_assert_eq!(tensors.len(), parameters.len() * TENSOR_WORDS);
-        let piece_count = pieces.len() / PIECE_WORDS;
-        let count = expect_pieces("weights", piece_count)?;
         let on_device = OnDevice {
-            pieces: Tensor::from_slice(device, &pieces, [pieces.len()])?,
+            pieces: Vec::new(),
+            now: 0,
             tensors: Tensor::from_slice(device, &tensors, [tensors.len()])?,
             gradients: Table::new(device, vec![0; parameters.len() * GRADIENT_WORDS])?,
             groups: Table::new(device, words_of(groups))?,
             scalars: Tensor::uninit(device, [parameters.len() * SCALAR_WORDS])?,
-            sums: Tensor::uninit(device, [piece_count])?,
-            piece_count: count,
+            sums: Vec::new(),
             places,
         };
         Ok(Self { on_device: Some(on_device) })
     }
 
-    /// How many pieces whole tensors have.
-    pub(super) fn piece_count(&self) -> u32 {
-        self.on_device.as_ref().map_or(0, |tables| tables.piece_count)
-    }
-
-    /// Makes room for the sums of so many pieces of gradients of rows, behind those of whole tensors: how many there are in all.
-    pub(super) fn make_room(&mut self, stream: &Stream, of_rows: usize) -> Result<u32> {
-        let Some(tables) = &mut self.on_device else { return Ok(0) };
-        let all = tables.piece_count as usize + of_rows;
-        let count = expect_pieces("gradients", all)?;
-        if tables.sums.len() < all {
-            tables.sums = Tensor::uninit_on(stream, [all])?;
+    /// Takes which tensors are moved by rows, and makes room for the sums of so many pieces of their gradients, behind those of whole tensors: how many pieces whole
+    /// tensors have, and how many there are in all.
+    pub(super) fn set_pieces(
+        &mut self,
+        stream: &Stream,
+        parameters: &[Parameter],
+        by_rows: &[bool],
+        of_rows: usize,
+    ) -> Result<[u32; 2]> {
+        let Some(tables) = &mut self.on_device else { return Ok([0; 2]) };
+        let known = tables.pieces.iter().position(|pieces| pieces.by_rows == by_rows);
+        let room = tables.sums.last().map_or(0, Tensor::len);
+        tables.now = match known {
+            Some(known) => known,
+            None => {
+                expect_no_capture(stream, "other gradients of rows than in a step before")?;
+                tables.pieces.push(Pieces::new(stream.device(), parameters, by_rows)?);
+                tables.pieces.len() - 1
+            }
+        };
+        let whole = tables.pieces[tables.now].count;
+        let all = expect_pieces("gradients", whole as usize + of_rows)?;
+        if tables.sums.is_empty() || room < all as usize {
+            expect_no_capture(stream, "more rows than in a step before")?;
+            // So few times that all of them together are as large as the last.
+            tables.sums.push(Tensor::uninit_on(stream, [(all as usize).next_power_of_two()])?);
         }
-        Ok(count)
+        Ok([whole, all])
     }
 
     /// Takes the options of groups that have changed.
@@ -183,27 +222,29 @@ impl Tables {
                 words.extend([0; GRADIENT_WORDS]);
                 continue;
             };
-            let kind = if rows.is_some() { KIND_ROWS } else { kind_of(gradient) };
+            // What is not 0 says that there is one: of rows kernels are told the address itself, and of no elements there is none.
+            let there = u64::from(PIECE);
             let (address, bytes) =
                 with_tensor!(gradient, tensor => (tensor.device_address(), tensor.dtype().size() as u64));
-            // Of no elements there is no address, and nothing that moves: only the step counts.
-            let [low, high] = halves(if address == 0 { u64::from(PIECE) } else { address });
+            let (address, kind) = match rows {
+                Some(_) => (there, KIND_ROWS),
+                None => (if address == 0 { there } else { address }, kind_of(gradient)),
+            };
+            let [low, high] = halves(address);
             words.extend([low, high, kind, u32::from(is_aligned(address, bytes))]);
         }
-        if words == tables.gradients.words {
-            return Ok(());
-        }
-        for gradient in gradients.iter().flatten() {
-            let [start, end] = place_of(gradient.elements);
-            // The last of the weights that begin before the gradient ends: those before it end before it begins.
-            let before = tables.places.partition_point(|&[first, _]| first < end);
-            let meets = |&[_, last]: &[u64; 2]| last > start;
-            if start < end
-                && tables.places[..before].iter().rev().find(|[first, last]| last > first).is_some_and(meets)
-            {
-                let (operation, operand, other) = (STEP, "gradient", "weights");
-                return Err(Error::Overlap { operation, operand, other });
+        let is_new = words != tables.gradients.words;
+        for OfTensor { elements, rows } in gradients.iter().flatten() {
+            if is_new || rows.is_some() {
+                tables.check_apart("gradient", with_tensor!(*elements, tensor => place_of(tensor)))?;
             }
+            if let Some([ids, count]) = rows {
+                tables.check_apart("ids", place_of(ids))?;
+                tables.check_apart("count", place_of(count))?;
+            }
+        }
+        if !is_new {
+            return Ok(());
         }
         tables.gradients.set(stream, words)
     }
@@ -231,25 +272,54 @@ impl Tables {
             reserved: 0,
         };
         if let Some(tables) = &mut self.on_device {
-            params.pieces = tables.pieces.arg();
+            params.pieces = tables.pieces[tables.now].on_device.arg();
             params.tensors = tables.tensors.arg();
             params.gradients = tables.gradients.on_device.arg();
             params.groups = tables.groups.on_device.arg();
             params.scalars = tables.scalars.arg_mut();
-            params.sums = tables.sums.arg_mut();
-            params.piece_count = tables.piece_count;
+            if let Some(sums) = tables.sums.last_mut() {
+                params.sums = sums.arg_mut();
+            }
         }
         params
     }
 
     pub(super) fn operands(&self) -> impl Iterator<Item = &dyn Operand> {
         self.on_device.iter().flat_map(|tables| {
-            let OnDevice { pieces, tensors, gradients, groups, scalars, sums, .. } = tables;
-            let operands: [&dyn Operand; 6] =
-                [pieces, tensors, &gradients.on_device, &groups.on_device, scalars, sums];
-            operands
+            let OnDevice { pieces, now, tensors, gradients, groups, scalars, sums, .. } = tables;
+            let pieces = &pieces[*now].on_device;
+            let operands: [&dyn Operand; 5] =
+                [pieces, tensors, &gradients.on_device, &groups.on_device, scalars];
+            operands.into_iter().chain(sums.last().map(|sums| sums as &dyn Operand))
         })
     }
+}
+
+impl OnDevice {
+    /// The error for an operand that shares memory with what a step writes.
+    fn check_apart(&self, operand: &'static str, [start, end]: [u64; 2]) -> Result<()> {
+        // The last of those that begin before the operand ends: those before it end before it begins.
+        let before = self.places.partition_point(|([first, _], _)| *first < end);
+        match self.places[..before].last() {
+            Some(([_, last], other)) if start < end && *last > start => {
+                Err(Error::Overlap { operation: STEP, operand, other })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The error if a GPU's stream is being captured.
+fn expect_no_capture(stream: &Stream, actual: &str) -> Result<()> {
+    if !(matches!(stream.device().kind(), DeviceKind::Cuda(_)) && stream.is_capturing()) {
+        return Ok(());
+    }
+    Err(Error::Argument {
+        operation: STEP,
+        argument: "a table of options and gradients in a capture",
+        expected: "that of the step before, which the graph reads".into(),
+        actual: actual.into(),
+    })
 }
 
 /// So many pieces, or the error if there are too many.

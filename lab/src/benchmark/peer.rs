@@ -11,6 +11,7 @@ use warpsmith::ops::peer::{
     ProductKeyGradients, Routing, RoutingInput,
 };
 use warpsmith::ops::{self, Activation, Implementation};
+use warpsmith::optim::{AdamW, AdamWOptions, Gradient};
 use warpsmith::stream::Stream;
 use warpsmith::tensor::{DType, Tensor};
 use warpsmith::weights::FloatElement;
@@ -37,6 +38,8 @@ pub struct PeerMeasurement {
     pub training: Option<Timing>,
     /// What gradients of experts and of the retrieval ran.
     pub gradients: Option<[Implementation; 2]>,
+    /// That of a step of AdamW with these gradients, what it ran, and the bytes that it has to read and write.
+    pub optimizer: Option<(Timing, Implementation, f64)>,
     /// What the retrieval ran, and what evaluated the experts, each by itself.
     pub implementations: [Implementation; 2],
     /// Whether the layer worked its tokens in two parts, of which the second one's experts are found while those of the first are evaluated.
@@ -124,11 +127,23 @@ impl<T: RoutingInput + ExpertInput> Layer<T> {
 
     /// Whether the layer has this part: quantised experts are not trained.
     fn has(&self, part: Part) -> bool {
-        part != Part::Training || !self.experts.layout().format().is_scaled()
+        let trains = matches!(part, Part::Training | Part::Optimizer);
+        !trains || !self.experts.layout().format().is_scaled()
+    }
+
+    /// An optimiser of the layer.
+    fn optimizer(&self) -> Result<AdamW> {
+        let options = AdamWOptions { learning_rate: 1e-6, ..AdamWOptions::default() };
+        let mut optimizer = AdamW::new(self.experts.device(), options)?;
+        optimizer.add("query", &self.w_q)?;
+        optimizer.add("keys_1", &self.keys[0])?;
+        optimizer.add("keys_2", &self.keys[1])?;
+        optimizer.add("experts", &self.experts)?;
+        Ok(optimizer)
     }
 
     /// The gradients of the first tokens.
-    fn gradients(&self) -> Result<(ExpertMlpGradients<T>, ProductKeyGradients<T>)> {
+    fn gradients(&self) -> Result<LayerGradients<T>> {
         let (x, routing) = &self.tokens[0];
         let of_experts = ops::expert_mlp_backward(x, routing, &self.experts, &self.dy).run()?;
         let of_router = self.route(x).backward(routing, &of_experts.dgates).run()?;
@@ -143,6 +158,7 @@ enum Part {
     Routing,
     Experts,
     Training,
+    Optimizer,
 }
 
 struct Launches<T: RoutingInput> {
@@ -150,15 +166,45 @@ struct Launches<T: RoutingInput> {
     stream: Stream,
     part: Part,
     /// Those of the experts and of the retrieval, which a step writes over.
-    gradients: Option<(ExpertMlpGradients<T>, ProductKeyGradients<T>)>,
+    gradients: Option<LayerGradients<T>>,
+    /// What moves the layer by the gradients of the first tokens.
+    optimizer: Option<AdamW>,
+}
+
+/// The gradients of experts, and of the retrieval.
+type LayerGradients<T> = (ExpertMlpGradients<T>, ProductKeyGradients<T>);
+
+/// What an optimiser takes of them.
+fn all_of<T: RoutingInput>((of_experts, of_router): &LayerGradients<T>) -> Vec<Option<Gradient<'_>>> {
+    let ProductKeyGradients { dw_q, dkeys_1, dkeys_2, .. } = of_router;
+    let router = [dw_q, dkeys_1, dkeys_2].map(|of| Some(of.into()));
+    router.into_iter().chain([of_experts.experts.as_ref().map(Gradient::from)]).collect()
 }
 
 impl<T: RoutingInput + ExpertInput> Launches<T> {
     fn new(layer: &Rc<Layer<T>>, part: Part) -> Result<Self> {
-        let has_gradients = part == Part::Training && layer.has(part);
+        let has_gradients = matches!(part, Part::Training | Part::Optimizer) && layer.has(part);
         let gradients = has_gradients.then(|| layer.gradients()).transpose()?;
+        let optimizer =
+            (part == Part::Optimizer && layer.has(part)).then(|| layer.optimizer()).transpose()?;
         let stream = layer.experts.device().default_stream();
-        Ok(Self { layer: layer.clone(), stream, part, gradients })
+        Ok(Self { layer: layer.clone(), stream, part, gradients, optimizer })
+    }
+
+    /// What a step of the optimiser runs, and the bytes that it has to read and write: of each number that moves its gradient, two moments, the copy in f32 and the number.
+    fn step(&self) -> Result<Option<(Implementation, f64)>> {
+        let Some((gradients, optimizer)) = self.gradients.as_ref().zip(self.optimizer.as_ref()) else {
+            return Ok(None);
+        };
+        let (of_experts, of_router) = gradients;
+        let used = match &of_experts.experts {
+            Some(experts) => experts.count.to_vec()?.first().copied().unwrap_or(0) as usize,
+            None => 0,
+        };
+        let router = of_router.dw_q.len() + of_router.dkeys_1.len() + of_router.dkeys_2.len();
+        let moved = router + used * (self.layer.sizes.input + self.layer.sizes.output);
+        let of_number = 4 + 2 * 8 + if T::DTYPE == DType::F32 { 8 } else { 8 + 2 };
+        Ok(Some((optimizer.implementation(&all_of(gradients))?, (moved * of_number) as f64)))
     }
 }
 
@@ -174,6 +220,13 @@ impl<T: RoutingInput + ExpertInput> Subject for Launches<T> {
             }
             Part::Routing => retrieval.run().map(|_| ()),
             Part::Experts => ops::expert_mlp(x, known, &layer.experts).on(stream).run().map(|_| ()),
+            Part::Optimizer => {
+                let Some((gradients, optimizer)) = self.gradients.as_ref().zip(self.optimizer.as_mut())
+                else {
+                    return Ok(());
+                };
+                optimizer.step_on(stream, &all_of(gradients))
+            }
             Part::Training => {
                 let Some((of_experts, of_router)) = &mut self.gradients else { return Ok(()) };
                 let routing = retrieval.run()?;
@@ -205,7 +258,7 @@ pub fn peer_subjects(device: &Device, sizes: &PeerSizes) -> Result<Vec<(&'static
         sizes: &PeerSizes,
     ) -> Result<Vec<(&'static str, Box<dyn Subject>)>> {
         let layer = Rc::new(Layer::<T>::new(device, sizes)?);
-        let parts = [("layer", Part::Layer), ("training", Part::Training)];
+        let parts = [("layer", Part::Layer), ("training", Part::Training), ("optimizer", Part::Optimizer)];
         let all = parts.into_iter().filter(|(_, part)| layer.has(*part));
         all.map(|(name, part)| Ok((name, Box::new(Launches::new(&layer, part)?) as Box<dyn Subject>)))
             .collect()
@@ -240,10 +293,13 @@ fn measure<T: RoutingInput + ExpertInput + FloatElement>(
 
     let of = |part| Launches::new(&layer, part);
     let (mut whole, mut routing, mut experts) = (of(Part::Layer)?, of(Part::Routing)?, of(Part::Experts)?);
-    let mut training = of(Part::Training)?;
+    let (mut training, mut optimizer) = (of(Part::Training)?, of(Part::Optimizer)?);
+    let step = optimizer.step()?;
     let mut subjects: Vec<&mut dyn Subject> = vec![&mut whole, &mut routing, &mut experts];
     if gradients.is_some() {
-        subjects.push(&mut training);
+        // The first step makes the tables.
+        optimizer.enqueue(0)?;
+        subjects.extend([&mut training as &mut dyn Subject, &mut optimizer]);
     }
     let timings = interleaved(&device.default_stream(), &mut subjects, options)?;
     Ok(PeerMeasurement {
@@ -252,6 +308,7 @@ fn measure<T: RoutingInput + ExpertInput + FloatElement>(
         experts: timings[2],
         training: timings.get(3).copied(),
         gradients,
+        optimizer: timings.get(4).zip(step).map(|(&timing, (ran, bytes))| (timing, ran, bytes)),
         implementations,
         in_parts,
         gathered: layer.gathered() as f64,
@@ -306,10 +363,15 @@ mod tests {
         let measured = peer(&Device::cpu(), &sizes, &options).expect("the sizes fit");
         assert!(measured.layer.median > Duration::ZERO && measured.experts.median > Duration::ZERO);
         assert!(measured.routing.median > Duration::ZERO && !measured.in_parts);
-        assert!(measured.training.is_none() && measured.gradients.is_none());
+        assert!(measured.training.is_none() && measured.gradients.is_none() && measured.optimizer.is_none());
         let unquantised = PeerSizes { format: ExpertFormat::Bf16, ..sizes };
         let trained = peer(&Device::cpu(), &unquantised, &options).expect("the sizes fit");
         assert!(trained.training.is_some_and(|training| training.median > trained.layer.median));
+        let (step, ran, bytes) = trained.optimizer.expect("it is trained");
+        assert!(step.median > Duration::ZERO && ran.to_string().contains("CPU"), "{ran}");
+        // Of at most 64 experts with 64 numbers, and of the router.
+        let (router, experts) = (3 * 16 * 24 + 2 * 3 * 8 * 8, 64 * (24 + 40));
+        assert!(bytes > f64::from(30 * router) && bytes <= f64::from(30 * (router + experts)), "{bytes}");
         // 480 uses of 64 experts.
         assert!(measured.distinct * 5.0 < measured.gathered, "{measured:?}");
         assert_eq!(PeerSizes::reference(1).experts(), 1_048_576);

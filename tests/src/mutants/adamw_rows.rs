@@ -55,9 +55,9 @@ fn squares() -> Vec<Case> {
             }
         }
         // Ends at every element of a chunk, in every chunk of a thread.
-        for columns in (0..4).flat_map(|c| (1..4).map(move |j| 1024 * c + 8 + j)) {
+        for columns in (0..4).flat_map(|c| (0..4).map(move |j| 1024 * c + 8 + j)) {
             let kinds = [KIND_F32, KIND_F32, gradient];
-            all.push(Case { is_update: false, rows: 1, columns, kinds, ..Case::default() });
+            all.push(Case { is_update: false, rows: 1, columns, kinds, offset: 1, ..Case::default() });
         }
         let nothing =
             Case { is_update: false, room: 9, used: Some(Vec::new()), columns: 700, ..Case::default() };

@@ -1,6 +1,7 @@
 //! `xtask bench --operation peer`: PEER layers, beside the framework's ways to compute them.
 //!
-//! A layer is measured whole, and so is its routing. Where experts are not quantised it is measured with its gradients, too. The limit is the time that a copy's bandwidth takes for the rows of the
+//! A layer is measured whole, and so is its routing. Where experts are not quantised it is measured with its gradients, too, and so is a step of AdamW by these: that
+//! moves the rows in use, and its limit is what it has to read and write. The limit is the time that a copy's bandwidth takes for the rows of the
 //! experts that tokens use. Each use counted, as if no row were read twice for one read of memory, and each row once, as if all
 //! were. Experts in
 //! host memory are measured last, by the share of them that is resident.
@@ -51,7 +52,7 @@ struct Row {
     kernel: String,
     microseconds: f64,
     flops: f64,
-    /// Bytes of rows, counted for each use and once, and what share of the time a copy takes for them.
+    /// Bytes of rows, counted for each use and once, and what share of the time a copy takes for them. Of the optimiser, what it has to read and write.
     bytes: [f64; 2],
     shares: [f64; 2],
     /// Names and microseconds.
@@ -64,6 +65,7 @@ enum Part {
     Routing,
     Experts,
     Training,
+    Optimizer,
 }
 
 impl Part {
@@ -73,6 +75,7 @@ impl Part {
             Self::Routing => "peer routing",
             Self::Experts => "peer experts",
             Self::Training => "peer training",
+            Self::Optimizer => "peer optimizer",
         }
     }
 }
@@ -93,9 +96,16 @@ impl Row {
                 let kernels = format!("{routing}; {experts}; {of_experts}; {of_retrieval}");
                 (measured.training.as_ref()?, kernels)
             }
+            Part::Optimizer => {
+                let (timing, ran, _) = measured.optimizer.as_ref()?;
+                (timing, ran.to_string())
+            }
         };
-        let is_forward = matches!(part, Part::Layer | Part::Experts);
-        let bytes = if is_forward { [measured.gathered, measured.distinct] } else { [0.0; 2] };
+        let bytes = match (part, &measured.optimizer) {
+            (Part::Layer | Part::Experts, _) => [measured.gathered, measured.distinct],
+            (Part::Optimizer, Some((_, _, bytes))) => [*bytes, 0.0],
+            _ => [0.0; 2],
+        };
         Some(Self {
             sizes,
             part,
@@ -192,6 +202,7 @@ fn measure(session: &mut Session, sizes: PeerSizes) -> Result<Vec<Row>> {
         (Part::Routing, "routing"),
         (Part::Experts, ""),
         (Part::Training, "training"),
+        (Part::Optimizer, ""),
     ];
     for (part, name) in parts {
         let Some(mut row) = Row::new(sizes, part, &measured, session.bandwidth) else { continue };

@@ -352,8 +352,8 @@ enum Weights {
 }
 
 enum Given {
-    Tensor(Tensor<f32>),
-    Rows(SparseRows<f32>),
+    Tensor(Tensor<f16>),
+    Rows(SparseRows<bf16>),
     Experts(ExpertGradients<f32>),
 }
 
@@ -407,12 +407,16 @@ impl Run {
                 }
             });
         }
-        let gradients = all.iter().map(|given| match given {
-            Given::Tensor(tensor) => Gradient::from(tensor),
-            Given::Rows(rows) => rows.into(),
-            Given::Experts(experts) => experts.into(),
+        let gradients = all.iter().enumerate().map(|(number, given)| {
+            let gradient = match given {
+                Given::Tensor(tensor) => Gradient::from(tensor),
+                Given::Rows(rows) => rows.into(),
+                Given::Experts(experts) => experts.into(),
+            };
+            // In one of the steps, one of the weights has none.
+            (step != 2 || number != all.len() / 2).then_some(gradient)
         });
-        self.optimizer.step(&gradients.collect::<Vec<_>>())
+        self.optimizer.step_on(&self.device.default_stream(), &gradients.collect::<Vec<_>>())
     }
 
     /// The bits of all that a step may change.
@@ -444,9 +448,13 @@ proptest! {
     fn every_device_gives_the_same_bits(
         drawn in prop::collection::vec(drawn(), 1..5),
         max_norm in prop::sample::select(vec![None, Some(0.5), Some(1e9)]),
+        scale in prop::sample::select(vec![None, Some(LossScaleOptions::constant(16.0))]),
     ) {
         let mut runs = devices().map(|device| Run::new(&device, &drawn, max_norm).unwrap());
-        for step in 1..4 {
+        for run in &mut runs {
+            run.optimizer.set_loss_scale(scale).unwrap();
+        }
+        for step in 1..5 {
             for run in &mut runs {
                 run.step(step).unwrap();
             }
@@ -519,14 +527,72 @@ fn a_captured_step_takes_what_rows_are_then() {
         // SAFETY: nobody else has the stream; the work borrows every tensor that it uses.
         let mut graph = unsafe { stream.capture(work) }.unwrap();
         other.step(&[(&gradient).into()]).unwrap();
-        for (ids, seed) in [([0, 5], 3), ([2, 3], 4)] {
-            let next = sparse::<f32>(&device, &ids, 10, seed);
-            gradient.ids.copy_from(&next.ids).unwrap();
-            gradient.rows.copy_from(&next.rows).unwrap();
+        for (ids, seed) in [(&[0, 2, 5][..], 3), (&[4], 4), (&[], 5), (&[0, 1, 2, 3], 6)] {
+            // As much room as the captured ones.
+            let next = sparse::<f32>(&device, ids, 10, seed);
+            let values = [wide(&next.rows), vec![f32::NAN; 40]].concat();
+            let named = [ids, &[9; 4]].concat();
+            gradient.ids.write_slice(&named[..4]).unwrap();
+            gradient.rows.write_slice(&values[..40]).unwrap();
+            gradient.count.write_slice(&[ids.len() as u32]).unwrap();
             graph.launch().unwrap();
             other.step(&[(&next).into()]).unwrap();
-            assert_eq!(wide(&w), wide(&expected), "{device}");
+            assert_eq!(wide(&w), wide(&expected), "{device}, {ids:?}");
         }
+        drop(graph);
+        assert_eq!(one.steps().unwrap(), other.steps().unwrap());
+    }
+}
+
+#[test]
+fn more_rows_than_in_the_step_before_and_another_stream_give_the_same_bits() {
+    let of = |device: &Device| {
+        let w = tensor::<bf16>(device, &numbers(1, 900 * 64), &[900, 64]);
+        let mut optimizer = optimizer(device, &w, ParameterOptions::default()).unwrap();
+        let streams = [device.default_stream(), device.new_stream().unwrap()];
+        // Fewer rows, more, and a gradient of all of them.
+        for (step, count) in [3u32, 700, 50, 900].into_iter().enumerate() {
+            let ids: Vec<u32> = (0..count).collect();
+            let gradient = sparse::<f32>(device, &ids, 64, step as u64);
+            let whole = gradient.rows.slice(0, 0..count as usize).unwrap();
+            let given = if count == 900 { (&whole).into() } else { (&gradient).into() };
+            optimizer.step_on(&streams[step % 2], &[Some(given)]).unwrap();
+        }
+        device.synchronize().unwrap();
+        state(&optimizer, &w)
+    };
+    let [cpu, emulator] = devices().map(|device| of(&device));
+    assert_eq!(cpu, emulator);
+}
+
+#[test]
+fn gradients_of_rows_that_share_memory_with_what_moves_are_refused() {
+    for device in devices() {
+        let all = tensor::<f32>(&device, &numbers(1, 220), &[220]);
+        let w = all.slice(0, 100..200).unwrap().reshape([10, 10]).unwrap();
+        let mut optimizer = AdamW::new(&device, OPTIONS).unwrap();
+        optimizer.add("w", &w).unwrap();
+        let rows = |count: usize| SparseRows {
+            ids: Tensor::from_slice(&device, &(0..count as u32).collect::<Vec<_>>(), [count]).unwrap(),
+            rows: all.slice(0, 0..10 * count).unwrap().reshape([count, 10]).unwrap(),
+            count: Tensor::from_slice(&device, &[2u32], [1]).unwrap(),
+        };
+        optimizer.step(&[(&rows(2)).into()]).unwrap();
+        optimizer.step(&[(&rows(10)).into()]).unwrap();
+        // From the same address on, and longer.
+        let before = wide(&w);
+        let refused = |optimizer: &mut AdamW, gradient: Gradient<'_>, other: &str| {
+            let error = optimizer.step(&[gradient]).unwrap_err();
+            let told = format!("shares memory with `{other}`");
+            assert!(matches!(error, Error::Overlap { .. }) && error.to_string().contains(&told), "{error}");
+        };
+        refused(&mut optimizer, (&rows(12)).into(), "weights");
+        let [means, squares] = optimizer.moments("w").unwrap();
+        refused(&mut optimizer, (&means).into(), "moments");
+        let of_squares = SparseRows { rows: squares.slice(0, 0..2).unwrap(), ..rows(2) };
+        refused(&mut optimizer, (&of_squares).into(), "moments");
+        assert_eq!(wide(&w), before);
+        assert_eq!(optimizer.steps().unwrap(), [2]);
     }
 }
 
@@ -592,6 +658,12 @@ fn what_does_not_fit_is_named() {
             _ => {
                 result.unwrap();
                 assert_eq!(optimizer.steps().unwrap(), [1, 0, 0]);
+                optimizer.set_gradient_norm(true);
+                optimizer.step_on(&device.default_stream(), &[Some((&beyond).into()), None, None]).unwrap();
+                let norm =
+                    wide(&beyond.rows.slice(0, 0..2).unwrap()).iter().map(|g| g * g).sum::<f32>().sqrt();
+                let found = wide(&optimizer.gradient_norm().unwrap())[0];
+                assert!((found - norm).abs() < 1e-6 * norm, "{found} {norm}");
             }
         }
         assert_eq!(wide(&w), before);

@@ -38,6 +38,12 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
     bound("linear_gradient_f", "setp…+ 1", SCALES, WHOLE_CHUNKS),
     bound("linear_gradient_b", "setp…+ 1", SCALES, WHOLE_CHUNKS),
     bound(
+        "adamw_prepare",
+        "setp.ne.b32…, 1`",
+        ("dsl/src/adamw/prepare.rs", "if id == 0 {"),
+        "all threads have what one of them writes",
+    ),
+    bound(
         "adamw_update_rows",
         "setp…+ 1",
         ("dsl/src/adamw/rows.rs", "while chunk * CHUNK < count {"),
