@@ -4,11 +4,12 @@ mod backward;
 
 use candle_core::{DType, Tensor};
 use warpsmith::ops;
-use warpsmith::ops::attention::{Alignment, AttentionInput};
+use warpsmith::ops::attention::{Alignment, AttentionGradientOutputs, AttentionInput};
 
+use super::tracked;
 use crate::error::{Error, Result};
 use crate::graph::attach;
-use crate::memory::{Call, Shared, with_element};
+use crate::memory::{Call, Locked, Shared, View, finished, open, with_element};
 
 use backward::Backward;
 
@@ -33,10 +34,12 @@ pub(super) const OPERATION: &str = "attention";
 ///
 /// # Gradients
 ///
-/// The gradients of q, k, v, the bias and the sinks are computed in f32 by matrix products of this crate and
-/// element-wise operations of candle's. For that the scores of all rows and keys are in memory at once,
-/// `B · H · Sq · Sk` numbers, several times over. The library has kernels for those of q, k, v and the sinks,
-/// which store no scores; this crate does not use them yet. ALiBi's slopes have no gradient.
+/// The gradients of q, k, v and the sinks come from kernels that store no scores: a row's logarithm of its sum is
+/// kept, and its weights are computed again. GPUs round weights and gradients of scores to the type of q.
+///
+/// The gradient of a bias is that of the scores. Where a bias is tracked, or a GPU has no kernel for the sizes, all
+/// gradients are computed in f32 from whole matrices of scores: `B · H · Sq · Sk` numbers, several times over.
+/// ALiBi's slopes have no gradient.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -167,44 +170,169 @@ impl<'a> AttentionOp<'a> {
     }
 
     fn run_as<T: Shared + AttentionInput>(&self, call: Call) -> Result<Tensor> {
-        let shape = super::with_columns(self.q, self.v.dims().last().copied().unwrap_or_default());
-        let mut y = call.fresh::<T>(shape)?;
-        // The place of an operand that is there behind those before it.
-        let at = |before: &[bool]| 3 + before.iter().filter(|is_there| **is_there).count();
-        let (has_bias, has_mask, has_slopes) =
-            (self.bias.is_some(), self.mask.is_some(), self.slopes.is_some());
+        let kind = Kind {
+            has_bias: self.bias.is_some(),
+            has_mask: self.mask.is_some(),
+            has_slopes: self.slopes.is_some(),
+            has_sinks: self.sinks.is_some(),
+            options: self.options,
+            wanted: tracked([Some(self.q), Some(self.k), Some(self.v), self.sinks]),
+        };
+        let is_bias_tracked = self.bias.is_some_and(Tensor::track_op);
+        let by_kernels = kind.wanted != [false; 4] && !is_bias_tracked;
+        let mut y =
+            call.fresh::<T>(super::with_columns(self.q, self.v.dims().last().copied().unwrap_or_default()))?;
+        let of_rows = match *self.q.dims() {
+            [b, rows, heads, _] => vec![b, heads, rows],
+            // It is refused below.
+            _ => vec![0],
+        };
+        let mut lse = call.wanted::<f32>(by_kernels, of_rows)?;
         {
             let locked = call.lock();
-            let (q, k, v) = (locked.view::<T>(0)?, locked.view::<T>(1)?, locked.view::<T>(2)?);
-            let bias = self.bias.map(|_| locked.view::<T>(3)).transpose()?;
-            let mask = self.mask.map(|_| locked.view::<u8>(at(&[has_bias]))).transpose()?;
-            let slopes = self.slopes.map(|_| locked.view::<f32>(at(&[has_bias, has_mask]))).transpose()?;
-            let sinks =
-                self.sinks.map(|_| locked.view::<f32>(at(&[has_bias, has_mask, has_slopes]))).transpose()?;
-            let Options { scale, window: [left, right], alignment, soft_cap } = self.options;
-            let mut operation = ops::attention(&q, &k, &v)
-                .window(left, right, alignment)
-                .mask(mask.as_deref())
-                .bias(bias.as_deref())
-                .alibi(slopes.as_deref())
-                .soft_cap(soft_cap)
-                .sinks(sinks.as_deref());
-            if let Some(scale) = scale {
-                operation = operation.scale(scale);
+            let operands = Operands::<T>::new(&locked, kind)?;
+            let operation = operands.attention().on(call.stream());
+            let (mut y, mut lse) = (y.open()?, open(&mut lse)?);
+            match lse.as_deref_mut() {
+                Some(lse) => operation.run_into_with_lse(&mut y, lse)?,
+                None => operation.run_into(&mut y)?,
             }
-            operation.on(call.stream()).run_into(&mut *y.open()?)?;
         }
+        let lse = finished(lse);
         let mut operands = vec![self.q, self.k, self.v];
         operands.extend(self.bias);
         operands.extend(self.sinks);
-        let backward = Backward {
-            operands: [self.q, self.k, self.v].map(Tensor::detach),
-            bias: self.bias.map(Tensor::detach),
-            mask: self.mask.map(Tensor::detach),
-            slopes: self.slopes.map(Tensor::detach),
-            sinks: self.sinks.map(Tensor::detach),
-            options: self.options,
-        };
-        attach(OPERATION, y.finish(), &operands, move |_, dy| backward.run(dy))
+        attach(OPERATION, y.finish(), &operands, move |y, dy| {
+            if let Some(lse) = &lse {
+                match backward_by_kernels::<T>(&call, kind, [y, lse], dy) {
+                    Err(Error::Warpsmith(warpsmith::Error::UnsupportedDevice { .. })) => {}
+                    result => return result,
+                }
+            }
+            kind.backward(&call).run(dy)
+        })
     }
+}
+
+/// What an attention is, apart from its operands.
+#[derive(Clone, Copy)]
+struct Kind {
+    has_bias: bool,
+    has_mask: bool,
+    has_slopes: bool,
+    has_sinks: bool,
+    options: Options,
+    /// Whether q, k, v and the sinks are tracked.
+    wanted: [bool; 4],
+}
+
+impl Kind {
+    /// The places of the bias, the mask, the slopes and the sinks among a call's operands, where they are there, and how many operands there are.
+    fn places(self) -> ([Option<usize>; 4], usize) {
+        let mut next = 3;
+        let places = [self.has_bias, self.has_mask, self.has_slopes, self.has_sinks].map(|is_there| {
+            let place = is_there.then_some(next);
+            next += usize::from(is_there);
+            place
+        });
+        (places, next)
+    }
+
+    /// The gradients from whole matrices of scores.
+    fn backward(self, call: &Call) -> Backward {
+        let ([bias, mask, slopes, sinks], _) = self.places();
+        let operand = |place: Option<usize>| place.map(|place| call.operand(place).clone());
+        Backward {
+            operands: [0, 1, 2].map(|place| call.operand(place).clone()),
+            bias: operand(bias),
+            mask: operand(mask),
+            slopes: operand(slopes),
+            sinks: operand(sinks),
+            options: self.options,
+        }
+    }
+}
+
+/// The operands here.
+struct Operands<'g, T: Shared> {
+    kind: Kind,
+    q: View<'g, T>,
+    k: View<'g, T>,
+    v: View<'g, T>,
+    bias: Option<View<'g, T>>,
+    mask: Option<View<'g, u8>>,
+    slopes: Option<View<'g, f32>>,
+    sinks: Option<View<'g, f32>>,
+}
+
+impl<'g, T: Shared + AttentionInput> Operands<'g, T> {
+    fn new(locked: &'g Locked<'_>, kind: Kind) -> Result<Self> {
+        let ([bias, mask, slopes, sinks], _) = kind.places();
+        Ok(Self {
+            kind,
+            q: locked.view(0)?,
+            k: locked.view(1)?,
+            v: locked.view(2)?,
+            bias: bias.map(|place| locked.view(place)).transpose()?,
+            mask: mask.map(|place| locked.view(place)).transpose()?,
+            slopes: slopes.map(|place| locked.view(place)).transpose()?,
+            sinks: sinks.map(|place| locked.view(place)).transpose()?,
+        })
+    }
+
+    fn attention(&self) -> ops::attention::AttentionOp<'_, T> {
+        let Options { scale, window: [left, right], alignment, soft_cap } = self.kind.options;
+        let operation = ops::attention(&self.q, &self.k, &self.v)
+            .window(left, right, alignment)
+            .mask(self.mask.as_deref())
+            .bias(self.bias.as_deref())
+            .alibi(self.slopes.as_deref())
+            .soft_cap(soft_cap)
+            .sinks(self.sinks.as_deref());
+        match scale {
+            Some(scale) => operation.scale(scale),
+            None => operation,
+        }
+    }
+}
+
+/// The gradients of q, k, v and the sinks, without stored scores. That of a bias is not asked for.
+fn backward_by_kernels<T: Shared + AttentionInput>(
+    forward: &Call,
+    kind: Kind,
+    [y, lse]: [&Tensor; 2],
+    dy: &Tensor,
+) -> Result<Vec<Option<Tensor>>> {
+    let (_, count) = kind.places();
+    let types = [forward.dtype];
+    let call = forward.clone().with(("y", y), &types)?.with(("dy", dy), &types)?;
+    let call = call.with(("lse", lse), &[DType::F32])?.with_contiguous_rows()?;
+    let [has_dq, has_dk, has_dv, has_dsinks] = kind.wanted;
+    let shape = |place: usize| call.operand(place).shape();
+    let mut dq = call.wanted::<T>(has_dq, shape(0))?;
+    let mut dk = call.wanted::<T>(has_dk, shape(1))?;
+    let mut dv = call.wanted::<T>(has_dv, shape(2))?;
+    let heads = call.operand(0).dims().get(2).copied().unwrap_or_default();
+    let mut dsinks = call.wanted::<f32>(has_dsinks, heads)?;
+    {
+        let locked = call.lock();
+        let operands = Operands::<T>::new(&locked, kind)?;
+        let (y, dy) = (locked.view::<T>(count)?, locked.view::<T>(count + 1)?);
+        let lse = locked.view::<f32>(count + 2)?;
+        let (mut dq, mut dk, mut dv) = (open(&mut dq)?, open(&mut dk)?, open(&mut dv)?);
+        let mut dsinks = open(&mut dsinks)?;
+        operands.attention().backward(&y, &lse, &dy).on(call.stream()).run_into(
+            AttentionGradientOutputs {
+                dq: dq.as_deref_mut(),
+                dk: dk.as_deref_mut(),
+                dv: dv.as_deref_mut(),
+                dsinks: dsinks.as_deref_mut(),
+                adds: false,
+            },
+        )?;
+    }
+    let mut all = vec![finished(dq), finished(dk), finished(dv)];
+    all.extend(kind.has_bias.then_some(None));
+    all.extend(kind.has_sinks.then(|| finished(dsinks)));
+    Ok(all)
 }
