@@ -175,10 +175,25 @@ impl<T: PeerInput> Peer<T> {
         dy: &Tensor<T>,
         gradients: &mut PeerGradients<T>,
     ) -> Result<()> {
-        let stream = self.experts.device().default_stream();
-        let (dx, experts, dgates) = self.of_experts(saved, dy, &stream)?;
+        self.accumulate_on(saved, dy, gradients, &self.experts.device().default_stream())
+    }
+
+    /// As [`accumulate`](Self::accumulate), on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As [`accumulate`](Self::accumulate), and [`Error::DeviceMismatch`] if the stream is another device's.
+    pub fn accumulate_on(
+        &self,
+        saved: &PeerSaved<T>,
+        dy: &Tensor<T>,
+        gradients: &mut PeerGradients<T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.experts.device().expect_same(BACKWARD, "stream", stream.device())?;
+        let (dx, experts, dgates) = self.of_experts(saved, dy, stream)?;
         let before = std::mem::replace(&mut gradients.dx, dx);
-        match self.of_router(saved, &dgates, gradients, true, &stream) {
+        match self.of_router(saved, &dgates, gradients, true, stream) {
             Ok(()) => gradients.experts = experts,
             Err(error) => {
                 gradients.dx = before;

@@ -104,7 +104,7 @@ fn gradients_of_a_second_pass_are_added_to_those_of_the_router() -> Result<()> {
         let (_, saved) = layer.forward_train(&x)?;
         let once = layer.backward(&saved, &dy)?;
         let mut twice = layer.backward(&saved, &dy)?;
-        layer.accumulate(&saved, &dy, &mut twice)?;
+        layer.accumulate_on(&saved, &dy, &mut twice, &device.new_stream()?)?;
         assert_eq!(bits(&twice.dx), bits(&once.dx));
         assert_eq!(twice.experts.read()?, once.experts.read()?);
         for (twice, once) in layer.gradients(&twice).into_iter().zip(layer.gradients(&once)) {
@@ -194,6 +194,9 @@ fn layers_that_cannot_be_trained_say_why() -> Result<()> {
     let layer = make(&config())?;
     let (y, saved) = layer.forward_train(&x)?;
     let refused = layer.backward_on(&saved, &y, &other.default_stream());
+    assert!(matches!(refused, Err(Error::DeviceMismatch { operand: "stream", .. })));
+    let mut gradients = layer.backward(&saved, &y)?;
+    let refused = layer.accumulate_on(&saved, &y, &mut gradients, &other.default_stream());
     assert!(matches!(refused, Err(Error::DeviceMismatch { operand: "stream", .. })));
     Ok(())
 }
