@@ -169,6 +169,13 @@ impl FullStage<GenericProxy> {
 pub struct Operand(SharedAddress);
 
 impl Operand {
+    /// A place outside of a ring that threads have written, and fenced for the tensor cores.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) const fn written(at: SharedAddress) -> Self {
+        Self(at)
+    }
+
     /// The place `bytes` further on.
     #[inline(always)]
     #[must_use]

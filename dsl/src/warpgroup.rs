@@ -49,6 +49,17 @@ pub unsafe fn pass_turn(index: u32, count: u32) {
     unsafe { ptx::bar_arrive_at(1 + next, 2 * THREADS) }
 }
 
+/// Has the warps of the block's warpgroup `index` wait for each other, of `count` that take turns.
+///
+/// # Safety
+///
+/// All warps of the warpgroup call it. Nothing else uses the block's barriers from 1 on.
+#[inline(always)]
+pub unsafe fn sync_own(index: u32, count: u32) {
+    // SAFETY: the warpgroup comes to a barrier of its own, behind those of the turns; a block has 16, for at most seven warpgroups with two each.
+    unsafe { ptx::bar_sync_at(1 + count + index, THREADS) }
+}
+
 /// A matrix of 16-bit elements in shared memory, in boxes of [`BOX_COLUMNS`] columns and all of its rows, one box after the other, as the copy
 /// engine writes them in the 128-byte swizzle.
 #[derive(Clone, Copy)]

@@ -5,11 +5,17 @@
 //! the next. The warpgroups take turns in issuing products, so that those of one run under the softmax of another.
 //!
 //! What is behind the end of a sequence arrives as zeros, and is not written, whatever comes after it in memory: [`Rows`] says how.
+//!
+//! Where there are few rows for each key, blocks share a sequence's keys, and rows of the heads that have the same keys alternate in a tile. [`dealt`] has what is
+//! different then: lanes copy the rows of Q and store the sums.
 
+pub mod dealt;
 mod keys;
 mod maps;
+mod queries;
 
-pub use maps::{Ends, Maps, Rows};
+pub use maps::{Ends, KeyMaps, Maps, Rows};
+pub use queries::{CopiedQueries, Queries};
 
 use core::marker::PhantomData;
 
@@ -66,6 +72,8 @@ pub struct Scoring {
     pub factor: f32,
     /// Operands that change them.
     pub operands: ScoreOperands,
+    /// Heads of Q whose rows alternate, at least 1; where operands change scores, 1.
+    pub pack: u32,
 }
 
 /// A tile of shape `S`, whose scores operands change if `CHANGES`.
@@ -136,6 +144,12 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
     #[inline(always)]
     fn at(bytes: u32) -> SharedAddress {
         SharedAddress::dynamic().offset(bytes)
+    }
+
+    /// Where the rows of Q of warpgroup `index` are.
+    #[inline(always)]
+    fn queries(index: u32) -> SharedAddress {
+        Self::at(index * Self::Q_BYTES)
     }
 
     #[inline(always)]
@@ -286,25 +300,46 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
         key_head: u32,
         work: &Work,
     ) {
-        let mut blocks = KeyBlocks::of::<S, CHANGES>(work);
         // SAFETY: a stage's bytes are those of its boxes; nothing touches it before it is full. The rest is the caller's promise.
+        unsafe {
+            Self::load_blocks(producer, maps.keys(), scoring, key_head, work, |producer| {
+                let q = producer.q.acquire(S::WARPGROUPS * Self::Q_BYTES);
+                for warpgroup in 0..S::WARPGROUPS {
+                    let row = work.row + warpgroup * warpgroup::ROWS;
+                    let rows = Rows {
+                        first: work.place.row + row,
+                        count: work.rows.saturating_sub(row),
+                        of_box: warpgroup::ROWS,
+                        head: work.head,
+                        batch: work.place.batch,
+                        ends: false,
+                    };
+                    rows.load(maps.q, Self::queries(warpgroup), q.full.address(), Self::K_BOXES);
+                }
+            });
+        }
+    }
+
+    /// Has the tile's keys and values copied, and behind the first keys what `queries` does.
+    ///
+    /// # Safety
+    ///
+    /// As [`load`](Self::load).
+    #[inline(always)]
+    unsafe fn load_blocks(
+        producer: &mut Producer,
+        maps: KeyMaps<'_>,
+        scoring: &Scoring,
+        key_head: u32,
+        work: &Work,
+        queries: impl FnOnce(&mut Producer),
+    ) {
+        let mut blocks = KeyBlocks::of::<S, CHANGES>(work);
+        // SAFETY: the caller's promise.
         unsafe {
             let Some(mut block) = blocks.next::<S, CHANGES>(&scoring.operands, work) else { return };
             Self::load_keys(producer, maps.k, key_head, work, block);
-            let q = producer.q.acquire(S::WARPGROUPS * Self::Q_BYTES);
-            for warpgroup in 0..S::WARPGROUPS {
-                let row = work.row + warpgroup * warpgroup::ROWS;
-                let rows = Rows {
-                    first: work.place.row + row,
-                    count: work.rows.saturating_sub(row),
-                    of_box: warpgroup::ROWS,
-                    head: work.head,
-                    batch: work.place.batch,
-                    ends: false,
-                };
-                let to = Self::at(warpgroup * Self::Q_BYTES);
-                rows.load(maps.q, to, q.full.address(), Self::K_BOXES);
-            }
+            queries(producer);
             // Values one block later: they are needed when the scores of the next block have been begun.
             while let Some(next) = blocks.next::<S, CHANGES>(&scoring.operands, work) {
                 Self::load_keys(producer, maps.k, key_head, work, next);
@@ -332,7 +367,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
     ///
     /// As [`load`](Self::load).
     #[inline(always)]
-    unsafe fn load_values(producer: &mut Producer, maps: Maps<'_>, head: u32, work: &Work, block: u32) {
+    unsafe fn load_values(producer: &mut Producer, maps: KeyMaps<'_>, head: u32, work: &Work, block: u32) {
         // SAFETY: the caller's promise.
         unsafe {
             let stage = producer.v.acquire(Self::V_BYTES);
@@ -366,23 +401,24 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
     ///
     /// All warps of the warpgroup call it; the scoring's pointers are valid. The producer loads the same works in the same order.
     #[inline(always)]
-    pub unsafe fn attend<T: AttentionElement<S>>(
+    pub unsafe fn attend<T: AttentionElement<S>, Q: Queries>(
         consumer: &mut Consumer,
+        queries: &Q,
         scoring: &Scoring,
         work: &Work,
     ) -> Attended<S::Sums> {
         let factor = if CHANGES { LOG2_E } else { scoring.factor };
-        let own = OwnRows::of(consumer.index, scoring, work);
+        // Computed again where rows alternate: kept from tile to tile it would take a register.
+        let index = if Q::ALTERNATE { ptx::opaque(warpgroup::index()) - 1 } else { consumer.index };
+        let own = OwnRows::of(index, scoring, work);
         let mut softmax = OnlineSoftmax::empty();
         let mut sums = Fragment(S::Sums::zero());
         let mut blocks = KeyBlocks::of::<S, CHANGES>(work);
-        let index = consumer.index;
         // SAFETY: stages are full when they are read, and given back when the products that read them have completed; nothing touches a
         // product's registers before. The rest is the caller's promise.
         unsafe {
             if let Some(first) = blocks.next::<S, CHANGES>(&scoring.operands, work) {
-                let q_stage = consumer.q.wait();
-                let q = Boxed::at(q_stage.operand(|_| Self::at(index * Self::Q_BYTES)), warpgroup::ROWS);
+                let (q, held) = queries.begin::<S, CHANGES>(consumer, index, work);
 
                 let k = consumer.k.wait();
                 let mut scores = Fragment(S::Scores::arbitrary());
@@ -393,7 +429,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
                 ptx::wgmma_wait_group::<0>();
                 scores.0.hold();
                 consumer.k.release(k);
-                Self::score::<T>(own, index, &mut scores, added, scoring, work, first);
+                Self::score::<T, Q>(own, index, &mut scores, added, scoring, work, first);
                 softmax.weigh(&mut scores, factor);
                 let mut weights: S::Weights = scores.packed::<T, _>();
 
@@ -415,7 +451,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
                     }
                     scores.0.hold();
                     consumer.k.release(k);
-                    Self::score::<T>(own, index, &mut scores, added, scoring, work, block);
+                    Self::score::<T, Q>(own, index, &mut scores, added, scoring, work, block);
                     let scales = softmax.weigh(&mut scores, factor);
                     if !CHANGES {
                         ptx::wgmma_wait_group::<0>();
@@ -425,7 +461,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
                     weights = scores.packed::<T, _>();
                     sums.scale_rows(scales);
                 }
-                consumer.q.release(q_stage);
+                Q::end(consumer, held);
 
                 let v = consumer.v.wait();
                 warpgroup::wait_for_turn(index);
@@ -473,7 +509,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
     ///
     /// The scoring's pointers are valid. `added` is of this block, where operands change scores.
     #[inline(always)]
-    unsafe fn score<T: AttentionElement<S>>(
+    unsafe fn score<T: AttentionElement<S>, Q: Queries>(
         own: OwnRows,
         index: u32,
         scores: &mut Fragment<S::Scores>,
@@ -482,8 +518,8 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
         work: &Work,
         block: u32,
     ) {
-        // What changes scores takes the registers, and so do wide sums.
-        let is_short = CHANGES || S::Sums::COLUMNS > 192;
+        // What changes scores takes the registers, and so do wide sums. Where rows alternate only the common keys are kept: see below.
+        let is_short = CHANGES || !Q::ALTERNATE && S::Sums::COLUMNS > 192;
         let own = if is_short { OwnRows::of(ptx::opaque(index), scoring, work) } else { own };
         let place = Self::place(own, work, block);
         if let Some(added) = added {
@@ -494,6 +530,12 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
         let [begin, end] = own.common;
         let is_whole = first as i32 >= begin && (first + Self::BLOCK_KEYS) as i32 <= end;
         if !is_whole {
+            // Rows that alternate take divisions, which only blocks that a mask cuts need.
+            let place = if Q::ALTERNATE {
+                Self::place(OwnRows::of(ptx::opaque(index), scoring, work), work, block)
+            } else {
+                place
+            };
             scores::keep_within(scores, scoring.window, work, place, [0, work.keys]);
         }
     }
@@ -586,9 +628,9 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
     ///
     /// All warps of the warpgroup call it, when they have nothing else to do.
     #[inline(always)]
-    pub unsafe fn finish(consumer: &Consumer) {
+    pub unsafe fn finish() {
         ptx::cp_async_bulk_wait_group_read::<0>();
-        if consumer.index == 0 {
+        if warpgroup::index() == 1 {
             // SAFETY: the last warpgroup has passed it on.
             unsafe { warpgroup::wait_for_turn(0) };
         }

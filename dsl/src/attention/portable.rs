@@ -7,7 +7,7 @@
 
 pub(super) mod copies;
 mod element;
-mod output;
+pub(super) mod output;
 pub(super) mod products;
 mod stored;
 mod tensors;

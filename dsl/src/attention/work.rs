@@ -191,33 +191,43 @@ impl Tiles {
     }
 }
 
-/// Hands out a launch's tiles: each block has the one of its own number first, and then whichever nobody has.
+/// Hands out a launch's tiles, or parts of them: each block has the one of its own number first, and then whichever nobody has.
 pub struct Queue {
     tiles: Tiles,
+    /// Parts of each tile's keys, which are handed out one by one.
+    parts: u32,
     /// How many have been taken beside the first of each block.
     taken: GlobalMut<u32>,
     has_first: bool,
 }
 
 impl Queue {
-    /// The tiles, on a one-dimensional grid of no more blocks, with a counter that is 0 when the launch begins.
+    /// The tiles, on a one-dimensional grid of no more blocks than there are of them or of their parts, with a counter that is 0 when the launch begins. Parts of all tiles are
+    /// fewer than 2³¹.
     #[inline(always)]
     #[must_use]
     pub fn new(tiles: Tiles, taken: GlobalMut<u32>) -> Self {
-        Self { tiles, taken, has_first: false }
+        Self { tiles, parts: 1, taken, has_first: false }
     }
 
-    /// The next tile that has rows to write, and its place in the order. When all blocks have found that there is none, the counter is 0 again.
+    /// The same, which hands out each of `parts` parts of the tiles' keys: place `index` is of tile `index / parts`.
+    #[inline(always)]
+    #[must_use]
+    pub fn in_parts(self, parts: u32) -> Self {
+        Self { parts: at_least_1(parts), ..self }
+    }
+
+    /// The next place in the order whose tile has rows to write, and what that works on. When all blocks have found that there is none, the counter is 0 again.
     ///
     /// # Safety
     ///
     /// As [`Tiles::work`]. One thread of each block calls it, until there is none; nothing else touches the counter.
     #[inline(always)]
     pub unsafe fn next(&mut self) -> Option<(u32, Work)> {
-        let all = self.tiles.sizes.tiles * self.tiles.sizes.rows_of_heads;
+        let all = self.tiles.sizes.tiles * self.tiles.sizes.rows_of_heads * self.parts;
         loop {
             let index = if self.has_first {
-                // Each tile but the first of each block is taken once, and each block finds once that there is none: as often as there are tiles.
+                // Each place but the first of each block is taken once, and each block finds once that there is none: as often as there are places.
                 // SAFETY: the caller's promise.
                 thread::grid_dim_x() + unsafe { ptx::atom_acq_rel_gpu_inc_u32(self.taken.address(), all - 1) }
             } else {
@@ -228,7 +238,7 @@ impl Queue {
                 return None;
             }
             // SAFETY: the caller's promise.
-            if let Some(work) = unsafe { self.tiles.work(index) } {
+            if let Some(work) = unsafe { self.tiles.work(index / self.parts) } {
                 return Some((index, work));
             }
         }

@@ -15,7 +15,7 @@ use crate::measurement::Measurement;
 pub(super) enum Part {
     /// Layers by the number of tokens.
     Layers,
-    /// Layers with their gradients.
+    /// Layers with their gradients, and steps of an optimiser.
     Gradients,
     /// Layers by the format of the experts' rows.
     Formats,
@@ -29,6 +29,7 @@ pub(super) const LAYER: &str = "peer";
 pub(super) const ROUTING: &str = "peer routing";
 pub(super) const EXPERTS: &str = "peer experts";
 const TRAINING: &str = "peer training";
+const OPTIMIZER: &str = "peer optimizer";
 pub(super) const RESIDENCY: &str = "peer residency";
 /// The format of rows that the others stand beside.
 pub(super) const PLAIN: &str = "bf16";
@@ -60,7 +61,7 @@ impl Part {
         let plain = row.variant == PLAIN || row.variant.strip_suffix(ONCE) == Some(PLAIN);
         match self {
             Self::Layers => plain && [LAYER, ROUTING, EXPERTS].contains(&row.operation.as_str()),
-            Self::Gradients => plain && row.operation == TRAINING,
+            Self::Gradients => plain && [TRAINING, OPTIMIZER].contains(&row.operation.as_str()),
             Self::Formats => [LAYER, EXPERTS].contains(&row.operation.as_str()),
             Self::Residency => row.operation == RESIDENCY,
             Self::Summary => plain && row.operation == LAYER,
@@ -75,9 +76,7 @@ impl Part {
         };
         let table = match self {
             Self::Layers => layers(&shown),
-            Self::Gradients => {
-                of_operation(&shown, TRAINING, &distinct(shown.iter().map(|row| tokens(row)))?)
-            }
+            Self::Gradients => gradients(&shown),
             Self::Formats => formats(&shown),
             Self::Residency => residency(&shown),
             Self::Summary => of_operation(&shown, LAYER, &SUMMARY),
@@ -126,7 +125,10 @@ const GRADIENTS_WORDS: &str = "\
 ### Gradients
 
 The same layer, forward and backward: the gradients of tokens, of the projection, of the sub-keys, and of the experts in use. `torch-sparse` is PyTorch's `embedding` with sparse
-gradients. Its rows are in bf16, several where an expert is used again. Ours are in f32, one for each expert in use, added up in the order of the tokens.";
+gradients. Its rows are in bf16, several where an expert is used again. Ours are in f32, one for each expert in use, added up in the order of the tokens.
+
+A step is `AdamW` with bf16 weights and f32 masters, of the router's weights and of the experts that were used. It stands beside the time that a copy takes, in the same run, for the
+bytes that it must read and write.";
 
 const FORMATS_WORDS: &str = "\
 ### Formats of rows
@@ -275,6 +277,29 @@ fn formats(rows: &[&Measurement]) -> Result<String> {
     Ok(text)
 }
 
+fn gradients(rows: &[&Measurement]) -> Result<String> {
+    let mut text = String::from(
+        "| T | µs | best baseline | its µs | baseline / ours | a step's µs | of a copy |\n\
+         |---|---|---|---|---|---|---|\n",
+    );
+    for count in distinct(rows.iter().map(|row| tokens(row)))? {
+        let [training, step] = [TRAINING, OPTIMIZER].map(|operation| find(rows, operation, count, PLAIN));
+        let best = training.as_ref().and_then(|found| found.best);
+        let time = |found: &Option<Found<'_>>| number(found.as_ref().map(|found| found.ours.median_us), 1);
+        writeln!(
+            text,
+            "| {count} | {} | {} | {} | {} | {} | {} |",
+            time(&training),
+            best.map_or("–", |best| best.peer.as_str()),
+            number(best.and_then(|best| best.peer_us), 1),
+            number(best.and_then(|best| best.ratio), 2),
+            time(&step),
+            percent(step.as_ref().and_then(|step| step.ours.share)),
+        )?;
+    }
+    Ok(text)
+}
+
 /// The share of the experts that is resident in per cent, and how often experts are used, of a row of experts in host memory.
 pub(super) fn resident(row: &Measurement) -> Result<(f64, &str)> {
     let mut words = row.variant.splitn(3, ", ").skip(1);
@@ -341,6 +366,7 @@ peer,bf16,T=256,\"bf16, each row once\",100,,,,G,1,c,run,peer,k,,1,0.2,8,,3,,
 peer routing,bf16,T=256,bf16,60,torch-routing,90,1.5,G,1,c,run,peer,k,,,,,,3,,
 peer experts,bf16,T=256,bf16,40,,,,G,1,c,run,peer,k,,,0.625,9,,3,,
 peer training,bf16,T=256,bf16,300,torch-sparse,1500,5,G,1,c,run,peer,k,,,,,,3,,
+peer optimizer,bf16,T=256,bf16,50,,,,G,1,c,run,peer,k,,,0.75,9,,3,,
 peer experts,bf16,T=256,\"bf16, each row once\",40,,,,G,1,c,run,peer,k,,,0.5,8,,3,,
 peer,bf16,T=256,int8,80,,,,G,1,c,run,peer,k,,1,0.16,4,,3,,
 peer experts,bf16,T=256,int8,25,,,,G,1,c,run,peer,k,,,0.5,4,,3,,
@@ -380,7 +406,7 @@ peer residency,bf16,T=2048,\"pinned, 50 % resident, Zipf 1\",2000,,,,G,1,c,later
     #[test]
     fn a_layer_with_its_gradients_stands_beside_the_fastest_peer() {
         let text = text("gradients", &rows());
-        assert!(text.contains("| 256 | 300.0 | torch-sparse | 1500.0 | 5.00 |\n"), "{text}");
+        assert!(text.contains("| 256 | 300.0 | torch-sparse | 1500.0 | 5.00 | 50.0 | 75 % |\n"), "{text}");
         assert!(!text.contains("16384"), "{text}");
     }
 

@@ -51,7 +51,7 @@ impl KeyBlocks {
 /// What a thread knows of its rows.
 #[derive(Clone, Copy)]
 pub(super) struct OwnRows {
-    /// The thread's two rows.
+    /// The thread's two rows of the sequence.
     pub(super) rows: [u32; ROWS],
     /// The thread's first column.
     pub(super) column: u32,
@@ -62,13 +62,15 @@ pub(super) struct OwnRows {
 impl OwnRows {
     #[inline(always)]
     pub(super) fn of(index: u32, scoring: &Scoring, work: &Work) -> Self {
+        let pack = scoring.pack;
         let first = work.row + index * warpgroup::ROWS;
-        let last = (first + warpgroup::ROWS).min(work.rows).max(1) - 1;
-        let [begin, _] = scoring.window.keys_of(last, work.offset, work.keys);
-        let [_, end] = scoring.window.keys_of(first, work.offset, work.keys);
+        let last = (first + warpgroup::ROWS).min(work.rows * pack).max(1) - 1;
+        let [begin, _] = scoring.window.keys_of(last / pack, work.offset, work.keys);
+        let [_, end] = scoring.window.keys_of(first / pack, work.offset, work.keys);
         let thread = ptx::opaque(thread::thread_idx_x());
         let (warp, own) = (thread / warp::SIZE % 4, accumulator_coord(thread % warp::SIZE, 0));
         let row = first + warp * WARP_ROWS + own.row;
-        Self { rows: [row, row + 8], column: own.column, common: [begin, end] }
+        let rows = [row / pack, (row + 8) / pack];
+        Self { rows, column: own.column, common: [begin, end] }
     }
 }

@@ -21,6 +21,26 @@ pub struct Maps<'a> {
     pub ends: Ends,
 }
 
+impl<'a> Maps<'a> {
+    /// Those of keys and values.
+    #[inline(always)]
+    #[must_use]
+    pub const fn keys(&self) -> KeyMaps<'a> {
+        KeyMaps { k: self.k, v: self.v, ends: self.ends }
+    }
+}
+
+/// Those of [`Maps`] that are of keys and values.
+#[derive(Clone, Copy)]
+pub struct KeyMaps<'a> {
+    /// K, with boxes of a key block.
+    pub k: &'a TensorMap,
+    /// V, with boxes of a key block.
+    pub v: &'a TensorMap,
+    /// Whether V ends where sequences do.
+    pub ends: Ends,
+}
+
 /// Which tensors end for the copy engine where a sequence does, not only where they do themselves. Of Q and K what is behind a sequence is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, KernelParam)]
 #[repr(C)]

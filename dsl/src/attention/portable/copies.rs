@@ -5,13 +5,16 @@ use crate::float::Stored;
 use crate::launch::GlobalMut;
 use crate::layout::{CHUNK_BYTES, Swizzle};
 use crate::shared::SharedAddress;
-use crate::warpgroup::BOX_ROW_BYTES;
+use crate::warpgroup::{self, BOX_ROW_BYTES};
 use crate::{ptx, thread};
 
 /// Chunks of a box's row, each of which a thread copies.
 const ROW_CHUNKS: u32 = BOX_ROW_BYTES / CHUNK_BYTES;
-/// Rows that a block's threads copy at a time.
-const TURN_ROWS: u32 = THREADS / ROW_CHUNKS;
+/// Rows that a block's threads copy at a time, and a warpgroup's.
+const TURN_ROWS: u32 = {
+    assert!(THREADS == warpgroup::THREADS, "as many threads");
+    THREADS / ROW_CHUNKS
+};
 
 /// Has the block's threads copy `rows` rows, of which the first `count` are there, to boxes at `to`; `row` gives the place of one.
 ///
@@ -30,10 +33,29 @@ pub(in crate::attention) unsafe fn copy<E: Stored>(
     // The place of a row that is not there is the first's, of which nothing is read.
     let of = |at: u32| row(if at < count { at } else { 0 }).address();
     // SAFETY: the caller's promise.
-    unsafe { copy_from::<E>(to, boxes, rows, count, columns, of) };
+    unsafe { copy_from::<E, false>(to, boxes, rows, count, columns, of) };
 }
 
-/// The same of rows that are `stride` elements apart, of which the first is at `first`.
+/// The same by the threads of a warpgroup.
+///
+/// # Safety
+///
+/// All threads of the warpgroup call it; the rest as [`copy`].
+#[inline(always)]
+pub(in crate::attention) unsafe fn copy_by_warpgroup<E: Stored>(
+    to: SharedAddress,
+    boxes: u32,
+    rows: u32,
+    count: u32,
+    columns: u32,
+    row: impl Fn(u32) -> GlobalMut<E>,
+) {
+    let of = |at: u32| row(if at < count { at } else { 0 }).address();
+    // SAFETY: the caller's promise.
+    unsafe { copy_from::<E, true>(to, boxes, rows, count, columns, of) };
+}
+
+/// As [`copy`], of rows that are `stride` elements apart, of which the first is at `first`.
 ///
 /// # Safety
 ///
@@ -57,16 +79,16 @@ pub(in crate::attention) unsafe fn copy_strided<E: Stored>(
         from
     };
     // SAFETY: the caller's promise.
-    unsafe { copy_from::<E>(to, boxes, rows, count, columns, of) };
+    unsafe { copy_from::<E, false>(to, boxes, rows, count, columns, of) };
 }
 
-/// The same, where `address` gives the places of a thread's rows.
+/// The same by the threads of a block, or of a warpgroup if `IS_WARPGROUP`, where `address` gives the places of a thread's rows.
 ///
 /// # Safety
 ///
 /// As [`copy`](Self::copy).
 #[inline(always)]
-unsafe fn copy_from<E: Stored>(
+unsafe fn copy_from<E: Stored, const IS_WARPGROUP: bool>(
     to: SharedAddress,
     boxes: u32,
     rows: u32,
@@ -77,6 +99,7 @@ unsafe fn copy_from<E: Stored>(
     // Opaque: what follows from it for each box is worth no registers from block to block.
     let columns = ptx::opaque(columns);
     let thread = thread::thread_idx_x();
+    let thread = if IS_WARPGROUP { thread % warpgroup::THREADS } else { thread };
     let (first, chunk) = (thread / ROW_CHUNKS, thread % ROW_CHUNKS);
     // Every turn is a multiple of the swizzle's rows further on.
     let place = to.offset(Swizzle::Bytes128.apply(first * BOX_ROW_BYTES + chunk * CHUNK_BYTES));

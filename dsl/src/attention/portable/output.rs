@@ -8,11 +8,11 @@ use crate::ptx;
 
 /// Where a row of the result goes.
 #[derive(Clone, Copy)]
-pub(super) struct OutputRow {
+pub(in crate::attention) struct OutputRow {
     /// Whether it is written.
     is_written: bool,
     /// Whether it is one of those that count.
-    pub(super) counts: bool,
+    pub(in crate::attention) counts: bool,
     /// Its place among the log-sum-exps.
     number: u64,
     /// The place of its first element: in O, or among its parts.
@@ -22,7 +22,7 @@ pub(super) struct OutputRow {
 impl OutputRow {
     /// Row `row` of the work's rows.
     #[inline(always)]
-    pub(super) fn of(
+    pub(in crate::attention) fn of(
         tensors: &Tensors,
         sizes: &Sizes,
         parts: &Parts,
@@ -47,7 +47,13 @@ impl OutputRow {
     ///
     /// As [`PortableTile::store`](super::PortableTile::store).
     #[inline(always)]
-    pub(super) unsafe fn store_lse(&self, lse: GlobalMut<f32>, parts: &Parts, part: u32, value: f32) {
+    pub(in crate::attention) unsafe fn store_lse(
+        &self,
+        lse: GlobalMut<f32>,
+        parts: &Parts,
+        part: u32,
+        value: f32,
+    ) {
         let to = if parts.count > 1 {
             parts.lse.offset(self.number * parts.count as u64 + part as u64)
         } else if lse.is_null() {
@@ -67,7 +73,7 @@ impl OutputRow {
     ///
     /// As [`PortableTile::store`](super::PortableTile::store).
     #[inline(always)]
-    pub(super) unsafe fn store<T: Element>(
+    pub(in crate::attention) unsafe fn store<T: Element>(
         &self,
         tensors: &Tensors,
         parts: &Parts,

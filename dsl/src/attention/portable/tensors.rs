@@ -92,7 +92,7 @@ impl Parts {
     /// They are more than the least only where there are [most](Self::MOST) parts. So they follow from `keys` alone.
     #[inline(always)]
     #[must_use]
-    pub(super) fn keys_of(&self, part: u32, keys: u32, of_block: u32) -> [u32; 2] {
+    pub(in crate::attention) fn keys_of(&self, part: u32, keys: u32, of_block: u32) -> [u32; 2] {
         let each = keys.div_ceil(self.count.max(1)).next_multiple_of(of_block).max(self.keys);
         [part * each, (part + 1) * each]
     }

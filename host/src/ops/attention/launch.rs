@@ -1,9 +1,10 @@
 //! Attention on a GPU or in the emulator.
 //!
-//! Hopper's kernels take many rows. Those for every GPU take what is left: other GPUs, keys in pages, and so few rows that blocks have to share a sequence's
-//! keys.
+//! Hopper's kernels take many rows. Those for every GPU take what is left: other GPUs, keys in pages, and so few rows that one tile of theirs has those of all heads that
+//! share keys.
 //!
-//! What a sequence's result is made of does not depend on the sequences beside it: the kernel follows from the heads and the axes, and parts from the sequence's own keys.
+//! The kernel follows from the heads, the lengths of the axes and the GPU. Parts of keys follow from a sequence's own keys and the length of the axis of rows. So the
+//! sequences beside one do not change its bits, as long as the axes are the same.
 
 pub(super) mod hopper;
 mod instances;
@@ -41,7 +42,7 @@ impl<T: hopper::Kernels + PortableKernels + GradientKernels> Kernels for T {}
 /// How an attention is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// A sequence's keys are dealt to several blocks, whose sums another launch adds up.
+    /// Rows of the heads that share keys alternate in a tile, and a sequence's keys are dealt to several blocks, whose sums another launch adds up, if they are enough.
     Split,
     /// By Hopper's kernels: a block has rows, and all keys.
     Hopper,
@@ -57,7 +58,8 @@ impl Way {
 /// What computes an attention.
 enum Plan<T: Element> {
     Hopper(hopper::Plan),
-    Portable(portable::Plan<T>),
+    /// Also by Hopper's kernels whose keys are dealt to blocks.
+    Portable(Box<portable::Plan<T>>),
 }
 
 impl<T: AttentionInput> Plan<T> {
@@ -65,9 +67,9 @@ impl<T: AttentionInput> Plan<T> {
         let problem = &checked.problem;
         let is_small = problem.rows < MAX_LENGTH && problem.keys < MAX_LENGTH;
         let plan = |(way, asked)| match way {
-            Way::Split => portable::Plan::split(checked, asked).map(Self::Portable),
+            Way::Split => portable::Plan::split(checked, asked).map(|plan| Self::Portable(Box::new(plan))),
             Way::Hopper => hopper::Plan::new(checked).map(Self::Hopper),
-            Way::Whole => portable::Plan::whole(checked).map(Self::Portable),
+            Way::Whole => portable::Plan::whole(checked).map(|plan| Self::Portable(Box::new(plan))),
         };
         let asked = checked.operands.way.map(|way| (way, true));
         let ways = asked.into_iter().chain(Way::ALL.map(|way| (way, false)));

@@ -346,18 +346,50 @@ fn a_soft_cap_far_above_all_scores_changes_nothing() {
     }
 }
 
+/// Whatever sequences there are beside one.
+#[test]
+fn rows_that_share_keys_alternate_on_hopper_where_that_saves_tiles() {
+    let [_, device] = emulators();
+    let (whole, dealt) = ("attention_hopper_f16_", "attention_hopper_dealt_f16_");
+    for (rows, [heads, key_heads], keys, width, expected) in [
+        // As few as one tile of the kernels for every GPU has.
+        (1, [32, 8], 4096, 128, ["attention_f16_128_few", "attention_combine_f16"]),
+        (16, [4, 4], 600, 64, ["attention_f16_64_few", "attention_combine_f16"]),
+        // A tile of rows of a group in the place of several: with all keys, and dealt to blocks.
+        (20, [20, 5], 1095, 80, [dealt, ""]),
+        (20, [60, 12], 7240, 32, [dealt, "attention_combine_f16"]),
+        // Few tiles, many keys.
+        (290, [8, 4], 12_000, 256, [dealt, "attention_combine_f16"]),
+        (290, [8, 4], 2000, 256, [whole, ""]),
+        (100, [12, 12], 900, 192, [whole, ""]),
+        (512, [32, 8], 2048, 128, [whole, ""]),
+    ] {
+        for batch in [1, 2] {
+            let empty = |rows: usize, heads: usize| {
+                Tensor::<f16>::uninit(&device, [batch, rows, heads, width]).expect("there is memory")
+            };
+            let (q, k) = (empty(rows, heads), empty(keys, key_heads));
+            let name = ops::attention(&q, &k, &k).implementation().expect("the shapes fit").to_string();
+            assert!(name.contains(expected[0]), "{rows} rows of {heads}, {keys} keys: {name}");
+            let adds = name.contains("attention_combine");
+            assert_eq!(adds, !expected[1].is_empty(), "{rows} rows of {heads}, {keys} keys: {name}");
+        }
+    }
+}
+
 /// Of the keys of an axis that do not count there may be any number.
 #[test]
 fn parts_follow_from_a_sequences_own_keys() {
     for device in emulators() {
-        for own in [100, 3001, 9000] {
+        // Few rows, and more of heads that share keys: on Hopper another kernel has those.
+        for (own, rows, heads) in [(100, 2, 1), (3001, 2, 1), (9000, 2, 1), (100, 5, 4), (3001, 5, 4)] {
             let bits = |all: usize| {
-                let place = |rows: usize, seed: usize| {
+                let place = |rows: usize, heads: usize, seed: usize| {
                     let value = |i: usize| f16::from_f32(((i * 7919 + seed) % 1009) as f32 / 500.0 - 1.0);
-                    let elements: Vec<f16> = (0..rows * 16).map(value).collect();
-                    Tensor::from_slice(&device, &elements, [1, rows, 1, 16]).expect("it fits")
+                    let elements: Vec<f16> = (0..rows * heads * 16).map(value).collect();
+                    Tensor::from_slice(&device, &elements, [1, rows, heads, 16]).expect("it fits")
                 };
-                let (q, k, v) = (place(2, 1), place(all, 2), place(all, 3));
+                let (q, k, v) = (place(rows, heads, 1), place(all, 1, 2), place(all, 1, 3));
                 let lengths = Tensor::from_slice(&device, &[own as u32], [1]).expect("it fits");
                 let operation = ops::attention(&q, &k, &v).lengths(None, Some(&lengths));
                 operation.run().expect("the shapes fit").to_vec().expect("it is there")

@@ -40,6 +40,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         ["combine", of] => return Some(combine::problems(number(of)?)),
         ["fp8", of, columns] | ["fp8", "ada", of, columns] => fp8(number(of)?, columns, false)?,
         ["fp8", of, columns, "few"] | ["fp8", "ada", of, columns, "few"] => fp8(number(of)?, columns, true)?,
+        ["hopper", "dealt", of, columns] => dealt(number(of)?, columns)?,
         ["hopper", of, columns] => hopper(number(of)?, columns, false)?,
         ["hopper", of, "64", "short"] => hopper(number(of)?, "64_short", false)?,
         ["hopper", of, columns, "changed"] => hopper(number(of)?, columns, true)?,
@@ -47,7 +48,11 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         [of, columns, "few"] => portable(number(of)?, columns, true)?,
         _ => return None,
     };
-    let sizes = if instance.is_few { sizes_of_few(instance) } else { sizes(instance) };
+    let sizes = match (instance.is_few, instance.is_dealt) {
+        (true, _) => sizes_of_few(instance),
+        (_, true) => sizes_of_dealt(instance),
+        _ => sizes(instance),
+    };
     let fits = |mut size: Size| {
         size.columns[1] = size.columns[1].min(instance.values);
         size
@@ -64,34 +69,48 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     Some(cases.map(|case| Box::new(case) as Box<dyn Problem>).collect())
 }
 
-fn hopper(of: Number, columns: &str, changes: bool) -> Option<Instance> {
-    fn tile<S: AttentionShape, const CHANGES: bool>(of: Number) -> Instance {
-        Instance {
-            of,
-            rows: Tile::<S, CHANGES>::BLOCK_ROWS,
-            keys: Tile::<S, CHANGES>::BLOCK_KEYS,
-            columns: S::COLUMNS,
-            values: S::Sums::COLUMNS,
-            is_hopper: true,
-            changes: CHANGES,
-            is_few: false,
-            fp8: None,
-        }
+fn hopper_tile<S: AttentionShape, const CHANGES: bool>(of: Number) -> Instance {
+    Instance {
+        of,
+        rows: Tile::<S, CHANGES>::BLOCK_ROWS,
+        keys: Tile::<S, CHANGES>::BLOCK_KEYS,
+        columns: S::COLUMNS,
+        values: S::Sums::COLUMNS,
+        is_hopper: true,
+        changes: CHANGES,
+        is_few: false,
+        is_dealt: false,
+        fp8: None,
     }
+}
+
+fn hopper(of: Number, columns: &str, changes: bool) -> Option<Instance> {
     Some(match (columns, changes) {
-        ("64", false) => tile::<Heads64, false>(of),
-        ("64_short", false) => tile::<Short64, false>(of),
-        ("96", false) => tile::<Heads96, false>(of),
-        ("128", false) => tile::<Heads128, false>(of),
-        ("192", false) => tile::<Heads192, false>(of),
-        ("256", false) => tile::<Heads256, false>(of),
-        ("64", true) => tile::<Changed64, true>(of),
-        ("96", true) => tile::<Changed96, true>(of),
-        ("128", true) => tile::<Changed128, true>(of),
-        ("192", true) => tile::<Changed192, true>(of),
-        ("256", true) => tile::<Changed256, true>(of),
+        ("64", false) => hopper_tile::<Heads64, false>(of),
+        ("64_short", false) => hopper_tile::<Short64, false>(of),
+        ("96", false) => hopper_tile::<Heads96, false>(of),
+        ("128", false) => hopper_tile::<Heads128, false>(of),
+        ("192", false) => hopper_tile::<Heads192, false>(of),
+        ("256", false) => hopper_tile::<Heads256, false>(of),
+        ("64", true) => hopper_tile::<Changed64, true>(of),
+        ("96", true) => hopper_tile::<Changed96, true>(of),
+        ("128", true) => hopper_tile::<Changed128, true>(of),
+        ("192", true) => hopper_tile::<Changed192, true>(of),
+        ("256", true) => hopper_tile::<Changed256, true>(of),
         _ => return None,
     })
+}
+
+/// Hopper's kernels whose keys are dealt to several blocks.
+fn dealt(of: Number, columns: &str) -> Option<Instance> {
+    let instance = match columns {
+        "64" => hopper_tile::<Short64, false>(of),
+        "128" => hopper_tile::<Heads128, false>(of),
+        "192" => hopper_tile::<Heads192, false>(of),
+        "256" => hopper_tile::<Changed256, false>(of),
+        _ => return None,
+    };
+    Some(Instance { is_dealt: true, ..instance })
 }
 
 fn tile<S: PortableShape>(of: Number) -> Instance {
@@ -104,6 +123,7 @@ fn tile<S: PortableShape>(of: Number) -> Instance {
         is_hopper: false,
         changes: true,
         is_few: S::KEY_WARPS > 1,
+        is_dealt: false,
         fp8: None,
     }
 }
@@ -263,6 +283,47 @@ fn ends(instance: Instance) -> impl Iterator<Item = Size> {
 /// Problems whose last column is the first of each fragment's.
 fn odd_columns(instance: Instance) -> impl Iterator<Item = Size> {
     (0..instance.columns).step_by(8).map(|first| size(9, 2, [8, first + 1]))
+}
+
+/// Problems of tiles whose keys are dealt to several blocks, and whose rows may be those of several heads.
+fn sizes_of_dealt(instance: Instance) -> Vec<Size> {
+    let Instance { rows, keys, columns: most, .. } = instance;
+    let packed = |group: u32, size: Size| Size { heads: 2 * group, group, packs: true, ..size };
+    let mut sizes = vec![
+        size(1, 1, [most, most]),
+        Size { lse: false, ..packed(3, size(2, keys / 4 + 1, [13, 13])) },
+        Size { batch: 2, window: causal(1), ..packed(2, size(3, keys - 1, [most - 8, most - 9])) },
+        Size { numbers: Numbers::Equal, ..size(3, keys, [16, 8]) },
+        // Parts: all keys, some without any that rows attend to, and sums of pairs of columns.
+        Size { part: Some(keys), ..size(2, 2 * keys + 1, [most, 7]) },
+        Size {
+            batch: 2,
+            part: Some(keys),
+            lengths: [Some(vec![2, 1]), Some(vec![keys / 2, 2 * keys + 3])],
+            window: window(keys + 5, 0, 1),
+            section: 2,
+            grid: 2,
+            ..packed(2, size(3, 3 * keys - 1, [16, 24]))
+        },
+        Size {
+            part: Some(2 * keys),
+            numbers: Numbers::Selected,
+            grid: 3,
+            ..size(rows, 4 * keys, [most, most])
+        },
+        // More than a tile, of which the last has rows of one warpgroup or of both.
+        Size { numbers: Numbers::Selected, grid: 2, ..packed(2, size(rows / 2 + 5, 3 * keys + 5, [13, 16])) },
+        Size { window: causal(0), ..packed(3, size(rows / 3 + 30, keys / 2 + 20, [16, most])) },
+        Size {
+            batch: 2,
+            part: Some(keys),
+            lengths: [None, Some(vec![keys + 3, 0])],
+            window: window(Window::UNBOUNDED, 3, 0),
+            ..packed(5, size(21, 2 * keys + 9, [24, 8]))
+        },
+    ];
+    sizes.extend(odd_columns(instance));
+    sizes
 }
 
 /// Problems of tiles of few rows.

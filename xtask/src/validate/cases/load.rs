@@ -571,7 +571,7 @@ fn optimizers(target: Target) -> Vec<AdamWCase> {
             let (max_norm, loss_scale) = (Some(0.5), Some(1024.0));
             cases.extend([plain, AdamWCase { before: [1, 3], max_norm, loss_scale, ..plain }]);
         }
-        let [rows, columns, used] = if target.on_gpu { [20_000, 516, 3000] } else { [40, 20, 9] };
+        let [rows, columns, used] = if target.on_gpu { [2000, 132, 300] } else { [40, 20, 9] };
         for rows_of in [
             AdamWRows::Some { columns, used },
             AdamWRows::Experts { inputs: columns, hidden: 2, gated: true, used },

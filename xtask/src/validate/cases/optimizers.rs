@@ -44,9 +44,9 @@ const QUICK_ROWS: [(usize, AdamWRows); 10] = [
 ];
 /// What is validated on a GPU.
 const LARGE_ROWS: [(usize, AdamWRows); 3] = [
-    (200_000, AdamWRows::Some { columns: 768, used: 3001 }),
-    (50_257, AdamWRows::Some { columns: 1021, used: 50_257 }),
-    (100_000, AdamWRows::Experts { inputs: 512, hidden: 1, gated: false, used: 40_000 }),
+    (40_000, AdamWRows::Some { columns: 96, used: 3001 }),
+    (50_257, AdamWRows::Some { columns: 61, used: 50_257 }),
+    (100_000, AdamWRows::Experts { inputs: 16, hidden: 1, gated: false, used: 40_000 }),
 ];
 
 /// The cases of AdamW.

@@ -1,5 +1,9 @@
 //! Attention by Hopper's kernels.
 
+mod dealt;
+
+pub(super) use dealt::Dealt;
+
 use half::{bf16, f16};
 use warpsmith_dsl::attention::hopper::{AttentionShape, Ends, Rows, Tile};
 use warpsmith_dsl::attention::scores::ScoreOperands;
@@ -9,7 +13,7 @@ use warpsmith_dsl::launch::{Declaration, GlobalMut, Kernel, TensorMap};
 use warpsmith_dsl::warpgroup::{BOX_COLUMNS, ROWS, WARP_ROWS};
 use warpsmith_kernels::attention_hopper::{
     AttentionParams, Changed64, Changed96, Changed128, Changed192, Changed256, Heads64, Heads96, Heads128,
-    Heads192, Heads256, Short64, attention_hopper,
+    Heads192, Heads256, Short64, attention_hopper, attention_hopper_dealt,
 };
 
 use super::super::check::{Checked, leading_strides};
@@ -74,6 +78,10 @@ pub trait Kernels: Element {
     /// Those for heads of at most so many columns, whose scores operands change or not: the one with the most rows first.
     #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
     fn instances(columns: usize, changes: bool) -> Vec<Instance>;
+
+    /// The one for heads of at most so many columns whose keys are dealt to blocks, and whose scores no operand changes.
+    #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
+    fn dealt(columns: usize) -> Option<Dealt>;
 }
 
 macro_rules! kernels {
@@ -98,6 +106,17 @@ macro_rules! kernels {
                         _ => Vec::new(),
                     }
                 }
+
+                #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
+                fn dealt(columns: usize) -> Option<Dealt> {
+                    Some(match columns {
+                        ..=64 => Dealt::of::<attention_hopper_dealt<$device, Short64>, Short64>(),
+                        ..=128 => Dealt::of::<attention_hopper_dealt<$device, Heads128>, Heads128>(),
+                        ..=192 => Dealt::of::<attention_hopper_dealt<$device, Heads192>, Heads192>(),
+                        ..=256 => Dealt::of::<attention_hopper_dealt<$device, Changed256>, Changed256>(),
+                        _ => return None,
+                    })
+                }
             }
         )*
     };
@@ -111,6 +130,11 @@ impl Kernels for f32 {
     #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
     fn instances(_: usize, _: bool) -> Vec<Instance> {
         Vec::new()
+    }
+
+    #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
+    fn dealt(_: usize) -> Option<Dealt> {
+        None
     }
 }
 
@@ -126,24 +150,13 @@ impl Plan {
     pub(super) fn new<T: AttentionInput, K: AttentionKeys<T>>(
         checked: &Checked<'_, '_, T, K>,
     ) -> Option<Self> {
+        if !checked.has_hopper() {
+            return None;
+        }
         let problem = &checked.problem;
         let properties = checked.stream.device().properties();
-        // The copy engine's boxes are of keys that follow each other, beyond the end of a page.
-        let has_pages = problem.pages.is_some();
-        if has_pages
-            || K::IS_FP8
-            || !is_hopper(properties.compute_capability)
-            || !is_built("attention_hopper")
-        {
-            return None;
-        }
-        // The copy engine counts rows of all sequences in 32 bits, where tensors end with each of them.
-        let has_ends = problem.is_packed || checked.operands.lengths[1].is_some();
-        if has_ends && (problem.batch as u64).saturating_mul(problem.keys as u64) >= 1 << 31 {
-            return None;
-        }
-        let changes = problem.changes_scores() || checked.operands.sinks.is_some();
-        let instances = <T as Kernels>::instances(problem.width.max(problem.value_width), changes);
+        let instances =
+            <T as Kernels>::instances(problem.width.max(problem.value_width), !checked.is_plain());
         let least_work = |best: Instance, other: Instance| {
             let [of_best, of_other] = [best, other].map(|instance| problem.work(&instance));
             if of_other * WORTH.1 < of_best * WORTH.0 { other } else { best }
@@ -209,24 +222,13 @@ impl Plan {
         let [q, k] = [aligned(operands.q, stream)?, aligned(of_k, stream)?];
         let v = if checked.v_is_in_place() { of_v.clone() } else { repack(of_v).on(stream).run()? };
         let sequences = if problem.is_packed { 1 } else { problem.batch };
-        let Problem { rows, keys, heads, key_heads, width, value_width, .. } = *problem;
-        let axes = |x: &Tensor<T>, rows: usize, heads: usize| {
-            let [of_sequences, of_rows, of_heads] = leading_strides(x);
-            [(sequences, of_sequences), (heads, of_heads), (rows, of_rows)]
-        };
-        // Without keys no box is loaded, and a map has at least one row.
-        let (k, v) = if keys == 0 { (q.clone(), q.clone()) } else { (k, v) };
-        let keys = keys.max(1);
-        let of_keys = [self.instance.keys, BOX_COLUMNS];
-        let ends_v = problem.is_packed || operands.lengths[1].is_some();
-        let (axes_v, v_sequence) =
-            if ends_v { all_rows(axes(&v, keys, key_heads)) } else { (axes(&v, keys, key_heads), 0) };
+        let Problem { rows, heads, width, value_width, .. } = *problem;
+        let axes = |x: &Tensor<T>, rows: usize, heads: usize| axes(x, [sequences, heads, rows]);
         let map_q = q.map_of_rows(axes(&q, rows, heads), width, [ROWS, BOX_COLUMNS], false)?;
-        let map_k = k.map_of_rows(axes(&k, keys, key_heads), width, of_keys, false)?;
-        let map_v = v.map_of_rows(axes_v, value_width, of_keys, ends_v)?;
+        let ([map_k, map_v], ends) = checked.maps_of_keys(&q, [&k, &v], self.instance.keys)?;
         let ends_y = problem.is_packed;
         let map_y = y.map_of_rows(axes(y, rows, heads), value_width, [WARP_ROWS, BOX_COLUMNS], ends_y)?;
-        let ends = Ends { v: ends_v.into(), v_sequence, o: ends_y.into(), reserved: 0 };
+        let ends = Ends { o: ends_y.into(), ..ends };
         let counter = stream.scratch(1, 0)?;
         let lse_arg = lse.as_mut().map_or(GlobalMut::new(0), |lse| lse.arg_mut());
         let params = AttentionParams {
@@ -253,16 +255,31 @@ impl Plan {
     fn sizes<T: AttentionInput, K: AttentionKeys<T>>(&self, checked: &Checked<'_, '_, T, K>) -> Sizes {
         let problem = &checked.problem;
         // The heads of K and V that the cache holds, times the heads of Q that share them.
-        let group = (problem.heads / problem.key_heads.max(1)) as u64;
-        let bytes =
-            ((problem.width + problem.value_width) * size_of::<T>()) as u64 * problem.keys.max(1) as u64;
-        let section = (RESIDENT_BYTES / bytes).max(1).saturating_mul(group);
-        let section = section.clamp(1, problem.all_heads().max(1) as u64) as u32;
+        let group = problem.heads / problem.key_heads.max(1);
+        let section = problem.resident_heads::<T>().saturating_mul(group);
+        let section = section.clamp(1, problem.all_heads().max(1)) as u32;
         Sizes { tiles: self.tiles, section, ..problem.sizes() }
     }
 }
 
 impl Problem {
+    /// Heads of K and V of element type `T` that the level-2 cache holds: one at least.
+    pub(super) fn resident_heads<T>(&self) -> usize {
+        let bytes = ((self.width + self.value_width) * size_of::<T>()) as u64 * self.keys.max(1) as u64;
+        (RESIDENT_BYTES / bytes.max(1)).max(1) as usize
+    }
+
+    /// The most keys that all rows of a sequence together attend to by their places.
+    pub(super) fn reach(&self) -> usize {
+        match (self.window.left(), self.window.right()) {
+            (Some(left), Some(right)) => {
+                let beside = (left as usize).saturating_add(right as usize);
+                self.keys.min(beside.saturating_add(self.rows))
+            }
+            _ => self.keys,
+        }
+    }
+
     /// What a head of a sequence takes in tiles of an instance: rows times the key blocks of each tile, with those that its
     /// beginning and end are worth. 0 if there are so many tiles that their size matters little. Rows of packed sequences are
     /// taken for evenly dealt.
@@ -315,9 +332,55 @@ pub(in crate::ops::attention) fn ends_in_place<U: Element>(
     is_aligned(x) && is_short && is_counted && is_apart && (rows <= 1 || of_rows > 0)
 }
 
+/// The axes of a tensor of so many sequences, heads and rows, as maps of its rows have them.
+fn axes<U: Element>(x: &Tensor<U>, [sequences, heads, rows]: [usize; 3]) -> [(usize, u64); 3] {
+    let [of_sequences, of_rows, of_heads] = leading_strides(x);
+    [(sequences, of_sequences), (heads, of_heads), (rows, of_rows)]
+}
+
 impl<T: AttentionInput, K: AttentionKeys<T>> Checked<'_, '_, T, K> {
+    /// Whether Hopper's kernels are there for keys and values as these.
+    fn has_hopper(&self) -> bool {
+        let problem = &self.problem;
+        // The copy engine's boxes are of keys that follow each other, beyond the end of a page.
+        let has_pages = problem.pages.is_some();
+        let properties = self.stream.device().properties();
+        // It counts rows of all sequences in 32 bits, where tensors end with each of them.
+        let has_ends = problem.is_packed || self.operands.lengths[1].is_some();
+        !has_pages
+            && !K::IS_FP8
+            && is_hopper(properties.compute_capability)
+            && is_built("attention_hopper")
+            && !(has_ends && (problem.batch as u64).saturating_mul(problem.keys as u64) >= 1 << 31)
+    }
+
+    /// Whether the kernels whose scores no operand changes compute it.
+    fn is_plain(&self) -> bool {
+        !self.problem.changes_scores() && self.operands.sinks.is_none()
+    }
+
+    /// The maps of K and V with boxes of `of_block` keys, and where they end.
+    fn maps_of_keys(
+        &self,
+        q: &Tensor<T>,
+        [k, v]: [&Tensor<T>; 2],
+        of_block: u32,
+    ) -> Result<([TensorMap; 2], Ends)> {
+        let problem = &self.problem;
+        let sequences = if problem.is_packed { 1 } else { problem.batch };
+        // Without keys no box is loaded, and a map has at least one row.
+        let [k, v] = if problem.keys == 0 { [q, q] } else { [k, v] };
+        let sizes = [sequences, problem.key_heads, problem.keys.max(1)];
+        let boxes = [of_block, BOX_COLUMNS];
+        let ends_v = problem.is_packed || self.operands.lengths[1].is_some();
+        let (axes_v, v_sequence) = if ends_v { all_rows(axes(v, sizes)) } else { (axes(v, sizes), 0) };
+        let map_k = k.map_of_rows(axes(k, sizes), problem.width, boxes, false)?;
+        let map_v = v.map_of_rows(axes_v, problem.value_width, boxes, ends_v)?;
+        Ok(([map_k, map_v], Ends { v: ends_v.into(), v_sequence, o: 0, reserved: 0 }))
+    }
+
     /// Whether the copy engine reads V in place.
-    fn v_is_in_place(&self) -> bool {
+    pub(super) fn v_is_in_place(&self) -> bool {
         let v = self.operands.v;
         if self.operands.lengths[1].is_none() && !self.problem.is_packed {
             return is_aligned(v);

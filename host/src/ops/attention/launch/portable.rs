@@ -1,4 +1,4 @@
-//! Attention by the kernels for every GPU from compute capability 8.0 on.
+//! Attention by the kernels for every GPU from compute capability 8.0 on, and by those of Hopper's whose keys are dealt to several blocks.
 
 use warpsmith_dsl::attention::portable::{Parts, Strided, THREADS, Tensors};
 use warpsmith_dsl::attention::work::Sizes;
@@ -10,10 +10,11 @@ use warpsmith_kernels::attention_shapes::AttentionParams;
 use super::super::check::{Checked, leading_strides};
 use super::super::problem::Problem;
 use super::super::{AttentionInput, AttentionKeys};
+use super::hopper::Dealt;
 use super::instances::Instance;
-use super::{aligned, is_aligned};
+use super::{aligned, is_aligned, no_kernel};
 use crate::error::Result;
-use crate::ops::Implementation;
+use crate::ops::{Implementation, repack};
 use crate::stream::Operand;
 use crate::tensor::{Element, Tensor};
 
@@ -22,10 +23,18 @@ const IDLE: usize = 8;
 const MANY_KEYS: usize = 64;
 /// The least keys of a part.
 const PART: u32 = 256;
+/// Hopper's kernels deal keys where a sequence's tiles are at most one for so many multiprocessors.
+const HOPPER_IDLE: usize = 4;
+/// The least keys of a part for each of a tile's rows there: what a part's sums take to write and to read is in proportion to them.
+const KEYS_FOR_ROW: usize = 32;
+/// Hopper's kernels let rows of heads alternate where that makes as many times fewer tiles, at least.
+const FEWER: usize = 2;
 
 /// A kernel and its grid.
 pub(super) struct Plan<T: Element> {
     instance: Instance<T>,
+    /// Hopper's kernel, which is launched in the place of the instance's.
+    dealt: Option<Dealt>,
     /// Heads whose rows alternate.
     pack: usize,
     tiles: u32,
@@ -38,7 +47,8 @@ impl<T: AttentionInput> Plan<T> {
     /// The plan that deals the keys of each sequence to several blocks, if a kernel serves it: where rows are few, or if `asked`.
     ///
     /// Rows of the heads that share keys alternate in a tile, so that keys are read once. Where they are more than a tile for few has, a sequence's tiles leave most
-    /// multiprocessors idle, and keys are many for each row: otherwise whole tiles are faster as soon as there are several sequences.
+    /// multiprocessors idle, and keys are many for each row: otherwise whole tiles are faster as soon as there are several sequences. Hopper's kernels also compute those that
+    /// alternate in a fraction of the tiles.
     pub(super) fn split<K: AttentionKeys<T>>(checked: &Checked<'_, '_, T, K>, asked: bool) -> Option<Self> {
         let problem = &checked.problem;
         if problem.is_packed {
@@ -48,47 +58,68 @@ impl<T: AttentionInput> Plan<T> {
         let rows = problem.rows.saturating_mul(group);
         let device = checked.stream.device();
         let instance = |few| K::instance(device, problem.width, problem.value_width, few);
-        if instance(true).is_some_and(|few| rows <= few.rows as usize)
-            && let Some(plan) = Self::with(checked, true, group, true)
-        {
+        let multiprocessors = device.properties().multiprocessors as usize;
+        let is_few = instance(true).is_some_and(|few| rows <= few.rows as usize);
+        if is_few && let Some(plan) = Self::with(checked, None, true, group, true) {
             return Some(plan);
         }
+        if let Some(dealt) = Dealt::serving(checked) {
+            let of_tile = dealt.rows as usize;
+            let tiles = problem.key_heads.saturating_mul(rows.div_ceil(of_tile));
+            let of_others = problem.heads.saturating_mul(problem.rows.div_ceil(of_tile));
+            let is_idle = tiles.saturating_mul(HOPPER_IDLE) <= multiprocessors;
+            let is_worth_it = |plan: &Self| {
+                let has_parts = plan.parts.0 > 1 && problem.reach() > plan.parts.1 as usize;
+                asked || is_idle && has_parts || tiles.saturating_mul(FEWER) <= of_others
+            };
+            return Self::with(checked, Some(dealt), false, group, is_idle || asked).filter(is_worth_it);
+        }
         let tiles = problem.key_heads.saturating_mul(rows.div_ceil(instance(false)?.rows as usize));
-        let multiprocessors = device.properties().multiprocessors as usize;
         let is_idle = tiles.saturating_mul(IDLE) <= multiprocessors;
         let has_many_keys = problem.keys / MANY_KEYS >= problem.rows;
-        let plan =
-            if is_idle && has_many_keys || asked { Self::with(checked, false, group, true) } else { None };
+        let plan = if is_idle && has_many_keys || asked {
+            Self::with(checked, None, false, group, true)
+        } else {
+            None
+        };
         plan.filter(|plan| plan.parts.0 > 1)
     }
 
     /// The plan for any rows, if a kernel serves them.
     pub(super) fn whole<K: AttentionKeys<T>>(checked: &Checked<'_, '_, T, K>) -> Option<Self> {
-        Self::with(checked, false, 1, false)
+        Self::with(checked, None, false, 1, false)
     }
 
     fn with<K: AttentionKeys<T>>(
         checked: &Checked<'_, '_, T, K>,
+        dealt: Option<Dealt>,
         few: bool,
         pack: usize,
         splits: bool,
     ) -> Option<Self> {
         let problem = &checked.problem;
+        let properties = checked.stream.device().properties();
         let instance = K::instance(checked.stream.device(), problem.width, problem.value_width, few)?;
-        let of_tile = instance.rows as usize;
-        let rows = problem.rows * pack;
+        let (of_tile, of_block) =
+            dealt.map_or((instance.rows, instance.keys), |dealt| (dealt.rows, dealt.keys));
+        let of_tile = of_tile as usize;
+        let rows = problem.rows.checked_mul(pack)?;
         // Each packed sequence may begin a tile of its own.
         let tiles = if problem.is_packed { rows / of_tile + problem.batch } else { rows.div_ceil(of_tile) };
         let most = if splits { Parts::MOST as usize } else { 1 };
-        // Whatever the device and the axis: a sequence's bits do not depend on the longest one beside it.
-        let keys = PART.next_multiple_of(instance.keys);
+        // Whatever the axis of keys: a sequence's bits do not depend on the longest one beside it.
+        let least = if dealt.is_some() { (rows.min(of_tile) * KEYS_FOR_ROW) as u32 } else { 0 };
+        let keys = PART.max(least).next_multiple_of(of_block);
         let parts = problem.keys.div_ceil(keys as usize).clamp(1, most);
         let heads = problem.all_heads() / pack;
         let all = (tiles as u64).checked_mul(heads as u64)?.checked_mul(parts as u64)?;
         // A grid has less than 2³¹ blocks, and rows of heads that alternate are counted in 32 bits.
         let blocks = u32::try_from(all).ok().filter(|&all| all < 1 << 31)?;
+        // Those of Hopper work through several parts.
+        let blocks = if dealt.is_some() { blocks.min(properties.multiprocessors) } else { blocks };
         (rows < 1 << 31).then_some(Self {
             instance,
+            dealt,
             pack,
             tiles: tiles as u32,
             parts: (parts as u32, keys),
@@ -101,10 +132,12 @@ impl<T: AttentionInput> Plan<T> {
         checked: &Checked<'_, '_, T, K>,
     ) -> Implementation {
         let [q, k] = checked.are_in_place();
-        let in_place = [q, k, is_aligned(checked.operands.v)];
+        let v = if self.dealt.is_some() { checked.v_is_in_place() } else { is_aligned(checked.operands.v) };
+        let in_place = [q, k, v];
         let copies = in_place.into_iter().filter(|is| !is).count();
         let device = checked.stream.device();
-        let first = Implementation::kernel(device, self.instance.name(), self.blocks);
+        let name = self.dealt.as_ref().map_or(self.instance.name(), Dealt::name);
+        let first = Implementation::kernel(device, name, self.blocks);
         if self.parts.0 == 1 {
             return first.with_copies(copies);
         }
@@ -131,7 +164,12 @@ impl<T: AttentionInput> Plan<T> {
     ) -> Result<()> {
         let (operands, stream) = (checked.operands, &checked.stream);
         let q = aligned(operands.q, stream)?;
-        let [k, v] = [aligned(operands.k, stream)?, aligned(operands.v, stream)?];
+        let k = aligned(operands.k, stream)?;
+        let v = if self.dealt.is_some() && !checked.v_is_in_place() {
+            repack(operands.v).on(stream).run()?
+        } else {
+            aligned(operands.v, stream)?
+        };
         let (axis, columns) = (v.rank() - 1, checked.problem.value_width);
         for first in (0..columns.max(1)).step_by(self.instance.values as usize) {
             let slice = first..columns.min(first + self.instance.values as usize);
@@ -169,11 +207,14 @@ impl<T: AttentionInput> Plan<T> {
         let sums = results.arg_mut();
         let parts = Parts { sums, lse: sums.offset((all * columns) as u64), count, keys };
         let lse_arg = lse.as_mut().map_or(GlobalMut::new(0), |lse| lse.arg_mut());
+        let heads = problem.all_heads() / self.pack;
+        // Hopper's tiles of a head read its keys one after the other; those for every GPU rarely have several, and other blocks beside them.
+        let section = if self.dealt.is_some() { problem.resident_heads::<T>().min(heads) } else { heads };
         let sizes = Sizes {
             pack: self.pack as u32,
             tiles: self.tiles,
-            rows_of_heads: (problem.all_heads() / self.pack) as u32,
-            section: (problem.all_heads() / self.pack).max(1) as u32,
+            rows_of_heads: heads as u32,
+            section: section.max(1) as u32,
             ..problem.sizes()
         };
         let params = AttentionParams { sizes, sequences: operands.sequences() };
@@ -195,10 +236,17 @@ impl<T: AttentionInput> Plan<T> {
         stream.with_operands(&used, || {
             let device = stream.device();
             // SAFETY: shapes, strides and device of the operands have been checked; offsets, lengths and numbers of pages are bounded by the kernel, and there is room for each part of each row.
+            // The plan's tiles and parts are those of the kernel that it launches.
             // Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
             unsafe {
                 let args = (tensors, lse_arg, parts, changes);
-                self.instance.launch(stream, self.blocks, args, checked.fp8_keys(), params)?;
+                if let Some(dealt) = &self.dealt {
+                    let Some((k, v)) = K::native(k).zip(K::native(v)) else { return Err(no_kernel(checked)) };
+                    let what = (params.sizes, params.sequences);
+                    dealt.launch(checked, self.blocks, q, [k, v], args, what)?;
+                } else {
+                    self.instance.launch(stream, self.blocks, args, checked.fp8_keys(), params)?;
+                }
                 if count > 1 {
                     let args = (parts, y_arg, lse_arg, changes.sinks, combine);
                     (self.instance.launch_combine)(device, stream, Self::combine_blocks(problem), args)?;
