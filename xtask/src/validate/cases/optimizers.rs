@@ -25,7 +25,7 @@ const QUICK_SIZES: [[usize; 2]; 12] = [
 ];
 const MORE_SIZES: [[usize; 2]; 3] = [[300, 64], [2, 70_001], [1, 1 << 18]];
 /// What is validated on a GPU.
-const LARGE_SIZES: [[usize; 2]; 3] = [[1, 50_000_001], [1000, 30_000], [5000, 77]];
+const LARGE_SIZES: [[usize; 2]; 3] = [[1, 5_000_001], [1000, 3000], [5000, 77]];
 /// Elements in memory before weights and gradients.
 const PLACES: [[usize; 2]; 5] = [[0, 0], [4, 8], [0, 1], [3, 0], [2, 6]];
 

@@ -23,10 +23,10 @@ const IDLE: usize = 8;
 const MANY_KEYS: usize = 64;
 /// The least keys of a part.
 const PART: u32 = 256;
-/// Hopper's kernels deal keys where a sequence's tiles are at most one for so many multiprocessors.
-const HOPPER_IDLE: usize = 4;
+/// Hopper's kernels deal keys where a sequence's tiles are at most one for so many multiprocessors, to as many blocks as fill these.
+const HOPPER_IDLE: usize = 2;
 /// The least keys of a part for each of a tile's rows there: what a part's sums take to write and to read is in proportion to them.
-const KEYS_FOR_ROW: usize = 32;
+const KEYS_FOR_ROW: usize = 16;
 /// Hopper's kernels let rows of heads alternate where that makes as many times fewer tiles, at least.
 const FEWER: usize = 2;
 
@@ -60,7 +60,8 @@ impl<T: AttentionInput> Plan<T> {
         let instance = |few| K::instance(device, problem.width, problem.value_width, few);
         let multiprocessors = device.properties().multiprocessors as usize;
         let is_few = instance(true).is_some_and(|few| rows <= few.rows as usize);
-        if is_few && let Some(plan) = Self::with(checked, None, true, group, true) {
+        let most = Parts::MOST as usize;
+        if is_few && let Some(plan) = Self::with(checked, None, true, group, most) {
             return Some(plan);
         }
         if let Some(dealt) = Dealt::serving(checked) {
@@ -72,13 +73,15 @@ impl<T: AttentionInput> Plan<T> {
                 let has_parts = plan.parts.0 > 1 && problem.reach() > plan.parts.1 as usize;
                 asked || is_idle && has_parts || tiles.saturating_mul(FEWER) <= of_others
             };
-            return Self::with(checked, Some(dealt), false, group, is_idle || asked).filter(is_worth_it);
+            let filling = multiprocessors.div_ceil(tiles.max(1)).min(most);
+            let most = if is_idle || asked { filling } else { 1 };
+            return Self::with(checked, Some(dealt), false, group, most).filter(is_worth_it);
         }
         let tiles = problem.key_heads.saturating_mul(rows.div_ceil(instance(false)?.rows as usize));
         let is_idle = tiles.saturating_mul(IDLE) <= multiprocessors;
         let has_many_keys = problem.keys / MANY_KEYS >= problem.rows;
         let plan = if is_idle && has_many_keys || asked {
-            Self::with(checked, None, false, group, true)
+            Self::with(checked, None, false, group, most)
         } else {
             None
         };
@@ -87,7 +90,7 @@ impl<T: AttentionInput> Plan<T> {
 
     /// The plan for any rows, if a kernel serves them.
     pub(super) fn whole<K: AttentionKeys<T>>(checked: &Checked<'_, '_, T, K>) -> Option<Self> {
-        Self::with(checked, None, false, 1, false)
+        Self::with(checked, None, false, 1, 1)
     }
 
     fn with<K: AttentionKeys<T>>(
@@ -95,7 +98,7 @@ impl<T: AttentionInput> Plan<T> {
         dealt: Option<Dealt>,
         few: bool,
         pack: usize,
-        splits: bool,
+        most: usize,
     ) -> Option<Self> {
         let problem = &checked.problem;
         let properties = checked.stream.device().properties();
@@ -106,7 +109,6 @@ impl<T: AttentionInput> Plan<T> {
         let rows = problem.rows.checked_mul(pack)?;
         // Each packed sequence may begin a tile of its own.
         let tiles = if problem.is_packed { rows / of_tile + problem.batch } else { rows.div_ceil(of_tile) };
-        let most = if splits { Parts::MOST as usize } else { 1 };
         // Whatever the axis of keys: a sequence's bits do not depend on the longest one beside it.
         let least = if dealt.is_some() { (rows.min(of_tile) * KEYS_FOR_ROW) as u32 } else { 0 };
         let keys = PART.max(least).next_multiple_of(of_block);
