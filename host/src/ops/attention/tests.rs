@@ -359,8 +359,10 @@ fn rows_that_share_keys_alternate_on_hopper_where_that_saves_tiles() {
         (20, [20, 5], 1095, 80, [dealt, ""]),
         (20, [60, 12], 7240, 32, [dealt, "attention_combine_f16"]),
         // Few tiles, many keys.
-        (290, [8, 4], 12_000, 256, [dealt, "attention_combine_f16"]),
-        (290, [8, 4], 2000, 256, [whole, ""]),
+        (290, [8, 4], 12_000, 128, [dealt, "attention_combine_f16"]),
+        (290, [8, 4], 12_000, 256, [whole, ""]),
+        (90, [4, 4], 12_000, 256, [dealt, "attention_combine_f16"]),
+        (290, [8, 4], 2000, 128, [whole, ""]),
         (100, [12, 12], 900, 192, [whole, ""]),
         (512, [32, 8], 2048, 128, [whole, ""]),
     ] {

@@ -23,8 +23,10 @@ const IDLE: usize = 8;
 const MANY_KEYS: usize = 64;
 /// The least keys of a part.
 const PART: u32 = 256;
-/// Hopper's kernels deal keys where a sequence's tiles are at most one for so many multiprocessors, to as many blocks as fill these.
-const HOPPER_IDLE: usize = 2;
+/// Hopper's kernels deal keys where a sequence's tiles are at most one for so many multiprocessors, to as many blocks as fill these. Those with narrower blocks of keys are
+/// slower than kernels for whole tiles, and do so for as many times fewer.
+const HOPPER_IDLE: usize = 4;
+const WIDE_BLOCK: usize = 128;
 /// The least keys of a part for each of a tile's rows there: what a part's sums take to write and to read is in proportion to them.
 const KEYS_FOR_ROW: usize = 16;
 /// Hopper's kernels let rows of heads alternate where that makes as many times fewer tiles, at least.
@@ -68,7 +70,8 @@ impl<T: AttentionInput> Plan<T> {
             let of_tile = dealt.rows as usize;
             let tiles = problem.key_heads.saturating_mul(rows.div_ceil(of_tile));
             let of_others = problem.heads.saturating_mul(problem.rows.div_ceil(of_tile));
-            let is_idle = tiles.saturating_mul(HOPPER_IDLE) <= multiprocessors;
+            let idle = HOPPER_IDLE * (WIDE_BLOCK / dealt.keys as usize).max(1);
+            let is_idle = tiles.saturating_mul(idle) <= multiprocessors;
             let is_worth_it = |plan: &Self| {
                 let has_parts = plan.parts.0 > 1 && problem.reach() > plan.parts.1 as usize;
                 asked || is_idle && has_parts || tiles.saturating_mul(FEWER) <= of_others
