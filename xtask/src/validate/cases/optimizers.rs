@@ -25,7 +25,7 @@ const QUICK_SIZES: [[usize; 2]; 12] = [
 ];
 const MORE_SIZES: [[usize; 2]; 3] = [[300, 64], [2, 70_001], [1, 1 << 18]];
 /// What is validated on a GPU.
-const LARGE_SIZES: [[usize; 2]; 3] = [[1, 5_000_001], [1000, 3000], [5000, 77]];
+const LARGE_SIZES: [[usize; 2]; 3] = [[1, 2_000_001], [1000, 1000], [5000, 77]];
 /// Elements in memory before weights and gradients.
 const PLACES: [[usize; 2]; 5] = [[0, 0], [4, 8], [0, 1], [3, 0], [2, 6]];
 
@@ -44,9 +44,9 @@ const QUICK_ROWS: [(usize, AdamWRows); 10] = [
 ];
 /// What is validated on a GPU.
 const LARGE_ROWS: [(usize, AdamWRows); 3] = [
-    (40_000, AdamWRows::Some { columns: 96, used: 3001 }),
-    (50_257, AdamWRows::Some { columns: 61, used: 50_257 }),
-    (100_000, AdamWRows::Experts { inputs: 16, hidden: 1, gated: false, used: 40_000 }),
+    (10_000, AdamWRows::Some { columns: 96, used: 3001 }),
+    (50_257, AdamWRows::Some { columns: 13, used: 50_257 }),
+    (30_000, AdamWRows::Experts { inputs: 16, hidden: 1, gated: false, used: 20_000 }),
 ];
 
 /// The cases of AdamW.
