@@ -9,7 +9,7 @@ use warpsmith_dsl::attention::hopper::{AttentionShape, Ends, Rows, Tile};
 use warpsmith_dsl::attention::scores::ScoreOperands;
 use warpsmith_dsl::attention::work::Sizes;
 use warpsmith_dsl::float::{Bf16, F16};
-use warpsmith_dsl::launch::{Declaration, GlobalMut, Kernel, TensorMap};
+use warpsmith_dsl::launch::{Declaration, GlobalMut, Kernel, KernelArgs, TensorMap};
 use warpsmith_dsl::warpgroup::{BOX_COLUMNS, ROWS, WARP_ROWS};
 use warpsmith_kernels::attention_hopper::{
     AttentionParams, Changed64, Changed96, Changed128, Changed192, Changed256, Heads64, Heads96, Heads128,
@@ -53,7 +53,7 @@ pub struct Instance {
 impl Instance {
     fn of<K: Kernel<Args = Args>, S: AttentionShape, const CHANGES: bool>() -> Self {
         let (rows, keys) = (Tile::<S, CHANGES>::BLOCK_ROWS, Tile::<S, CHANGES>::BLOCK_KEYS);
-        Self { declaration: K::DECLARATION, rows, keys, launch: launch::<K> }
+        Self { declaration: K::DECLARATION, rows, keys, launch: launch::<Args, K> }
     }
 }
 
@@ -62,11 +62,11 @@ impl Instance {
 /// # Safety
 ///
 /// The arguments are valid for what the kernel does with them.
-unsafe fn launch<K: Kernel<Args = Args>>(
+unsafe fn launch<A: KernelArgs, K: Kernel<Args = A>>(
     device: &Device,
     stream: &Stream,
     blocks: u32,
-    args: Args,
+    args: A,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { device.kernel::<K>()?.launch_early(stream, [blocks, 1, 1], args) }

@@ -9,7 +9,7 @@ use warpsmith_kernels::attention_hopper::AttentionParams;
 
 use super::super::super::check::Checked;
 use super::super::super::{AttentionInput, AttentionKeys};
-use super::Kernels;
+use super::{Kernels, launch};
 use crate::device::Device;
 use crate::error::Result;
 use crate::stream::Stream;
@@ -27,25 +27,10 @@ pub(in super::super) struct Dealt {
     launch: unsafe fn(&Device, &Stream, u32, Args) -> Result<()>,
 }
 
-/// Launches the kernel `K`.
-///
-/// # Safety
-///
-/// The arguments are valid for what the kernel does with them.
-unsafe fn launch<K: Kernel<Args = Args>>(
-    device: &Device,
-    stream: &Stream,
-    blocks: u32,
-    args: Args,
-) -> Result<()> {
-    // SAFETY: the caller's promise.
-    unsafe { device.kernel::<K>()?.launch_early(stream, [blocks, 1, 1], args) }
-}
-
 impl Dealt {
     pub(super) fn of<K: Kernel<Args = Args>, S: AttentionShape>() -> Self {
         let (rows, keys) = (Tile::<S, false>::BLOCK_ROWS, Tile::<S, false>::BLOCK_KEYS);
-        Self { declaration: K::DECLARATION, rows, keys, launch: launch::<K> }
+        Self { declaration: K::DECLARATION, rows, keys, launch: launch::<Args, K> }
     }
 
     /// The kernel that serves an attention, if there is one.
